@@ -1,0 +1,1 @@
+//! Schema, readers, vocabularies, batches, and the synthetic click log.

@@ -1,0 +1,3 @@
+//! wgpu: adapters, limits, pipelines (reflected by naga), buffers, profiler.
+
+pub mod kernel;

@@ -1,0 +1,1 @@
+//! The graph, autodiff, passes, memory plan, and the two executors.

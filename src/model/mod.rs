@@ -1,0 +1,1 @@
+//! Configuration to graph: features, interaction modules, ensemble layer, residual modes, head.

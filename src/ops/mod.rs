@@ -1,0 +1,1 @@
+//! One file per operation: contract, shape rule, cost, vjp, CPU implementation, shader launch.

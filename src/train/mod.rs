@@ -1,0 +1,1 @@
+//! Trainer, run folder, checkpoints, metrics, schedules.
