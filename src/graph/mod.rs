@@ -1,1 +1,245 @@
-//! The graph, autodiff, passes, memory plan, and the two executors.
+//! The graph: an append-only list of operations over tensors of static shape.
+//!
+//! The model builds the forward graph, [`Graph::gradients`] appends the backward graph to the same list
+//! using nothing but other operations, and the optimiser appends the update: a whole training step is one
+//! list, and fusion, memory plan, cost report and picture are passes over it.
+
+mod autodiff;
+pub mod cpu;
+pub mod dot;
+pub mod fuse;
+pub mod plan;
+mod shape;
+
+pub use shape::{MAX_RANK, Shape};
+
+use crate::ops::Op;
+use std::sync::Arc;
+
+/// A handle on a value of the graph; small, copyable, with its static shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tensor {
+    pub(crate) id: u32,
+    shape: Shape,
+}
+
+impl Tensor {
+    /// The static shape.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Size of axis `i`.
+    pub fn dim(&self, i: usize) -> usize {
+        self.shape.dim(i)
+    }
+
+    /// The same value under another shape with as many elements; costs nothing.
+    ///
+    /// # Panics
+    /// If the number of elements differs.
+    pub fn reshaped(&self, shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        assert_eq!(self.shape.len(), shape.len(), "{} cannot be reshaped to {shape}", self.shape);
+        Tensor { id: self.id, shape }
+    }
+
+    /// Position in the graph's list of values.
+    pub fn index(&self) -> usize {
+        self.id as usize
+    }
+}
+
+/// Element type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DType {
+    /// 32-bit float (f64 in the oracle).
+    F32,
+    /// 32-bit unsigned: ids, offsets.
+    U32,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Uploaded before each step, by name.
+    Input(String),
+    /// Lives across steps: parameters, optimiser state. By name.
+    State(String),
+    /// Fixed numbers.
+    Const(Arc<Vec<f64>>),
+    /// Output `.1` of node `.0`.
+    Node(usize, usize),
+}
+
+/// One value.
+#[derive(Clone, Debug)]
+pub struct Value {
+    /// Shape.
+    pub shape: Shape,
+    /// Element type.
+    pub dtype: DType,
+    /// Origin.
+    pub source: Source,
+    /// Name for reports and errors, when someone gave one.
+    pub name: Option<String>,
+}
+
+/// One operation with what it reads and makes.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The operation.
+    pub op: Arc<dyn Op>,
+    /// Inputs.
+    pub inputs: Vec<Tensor>,
+    /// Outputs.
+    pub outputs: Vec<Tensor>,
+    /// Where in the model it was made, e.g. `layers.2.attention`; backward nodes end in `'`.
+    pub scope: Arc<str>,
+}
+
+/// An append-only list of nodes and values.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) values: Vec<Value>,
+    scopes: Vec<String>,
+    scope: Option<Arc<str>>,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The nodes, in execution order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The values.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// The value behind a handle.
+    pub fn value(&self, t: Tensor) -> &Value {
+        &self.values[t.index()]
+    }
+
+    fn add_value(&mut self, shape: Shape, dtype: DType, source: Source, name: Option<String>) -> Tensor {
+        let id = self.values.len() as u32;
+        self.values.push(Value { shape, dtype, source, name });
+        Tensor { id, shape }
+    }
+
+    /// A float input, uploaded before each step.
+    pub fn input(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
+        self.named(name, shape.into(), DType::F32, Source::Input(name.into()))
+    }
+
+    /// An input of ids or offsets.
+    pub fn input_ids(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
+        self.named(name, shape.into(), DType::U32, Source::Input(name.into()))
+    }
+
+    /// A persistent value (parameter or optimiser state), shared by name between graphs.
+    pub fn state(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
+        self.named(name, shape.into(), DType::F32, Source::State(name.into()))
+    }
+
+    /// A constant.
+    pub fn constant(&mut self, shape: impl Into<Shape>, data: Vec<f64>) -> Tensor {
+        let shape = shape.into();
+        assert_eq!(shape.len(), data.len(), "constant of shape {shape}");
+        self.add_value(shape, DType::F32, Source::Const(Arc::new(data)), None)
+    }
+
+    fn named(&mut self, name: &str, shape: Shape, dtype: DType, source: Source) -> Tensor {
+        let clash = self.values.iter().any(|v| match (&v.source, &source) {
+            (Source::Input(a), Source::Input(b)) | (Source::State(a), Source::State(b)) => a == b,
+            _ => false,
+        });
+        assert!(!clash, "the graph already has an input or state named {name}");
+        self.add_value(shape, dtype, source, Some(name.into()))
+    }
+
+    /// Appends an operation; returns its outputs.
+    pub fn push_multi(&mut self, op: impl Op, inputs: &[Tensor]) -> Vec<Tensor> {
+        self.push_arc(Arc::new(op), inputs)
+    }
+
+    /// Appends an operation with one output.
+    pub fn push(&mut self, op: impl Op, inputs: &[Tensor]) -> Tensor {
+        let out = self.push_multi(op, inputs);
+        assert_eq!(out.len(), 1);
+        out[0]
+    }
+
+    pub(crate) fn push_arc(&mut self, op: Arc<dyn Op>, inputs: &[Tensor]) -> Vec<Tensor> {
+        let shapes: Vec<Shape> = inputs.iter().map(|t| t.shape).collect();
+        let node = self.nodes.len();
+        let outputs: Vec<Tensor> = op
+            .outputs(&shapes)
+            .into_iter()
+            .enumerate()
+            .map(|(i, s)| self.add_value(s, DType::F32, Source::Node(node, i), None))
+            .collect();
+        let scope = self.current_scope();
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: outputs.clone(), scope });
+        outputs
+    }
+
+    fn current_scope(&mut self) -> Arc<str> {
+        let scopes = &self.scopes;
+        self.scope.get_or_insert_with(|| scopes.join(".").into()).clone()
+    }
+
+    /// Runs `f` with `name` appended to the scope of the nodes that it makes.
+    pub fn scoped<R>(&mut self, name: &str, f: impl FnOnce(&mut Graph) -> R) -> R {
+        self.scopes.push(name.into());
+        self.scope = None;
+        let r = f(self);
+        self.scopes.pop();
+        self.scope = None;
+        r
+    }
+
+    pub(crate) fn set_scope(&mut self, scope: Option<Arc<str>>) {
+        self.scope = scope;
+    }
+
+    /// Gives a value a name for reports and errors.
+    pub fn name(&mut self, t: Tensor, name: impl Into<String>) -> Tensor {
+        self.values[t.index()].name = Some(name.into());
+        t
+    }
+
+    /// A name for error messages: the given one, or the producing operation and its scope.
+    pub fn describe(&self, t: Tensor) -> String {
+        let v = self.value(t);
+        match (&v.name, &v.source) {
+            (Some(n), _) => format!("{n} {}", v.shape),
+            (None, Source::Node(n, i)) => {
+                let node = &self.nodes[*n];
+                format!("{}:{}.{i} {}", node.scope, node.op.name(), v.shape)
+            }
+            _ => format!("value {} {}", t.id, v.shape),
+        }
+    }
+
+    /// Names and shapes of the states that the graph uses, in order of appearance.
+    pub fn states(&self) -> Vec<(String, Shape)> {
+        self.values
+            .iter()
+            .filter_map(|v| match &v.source {
+                Source::State(n) => Some((n.clone(), v.shape)),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,93 @@
+//! Reverse-mode differentiation: appends the backward graph, node by node from the loss.
+
+use super::{Graph, Tensor};
+use crate::ops::Vjp;
+
+impl Graph {
+    /// The gradient of the scalar `loss` with respect to each of `wrt`; zeros where it does not depend on it.
+    ///
+    /// The gradient of an embedding table is in the compact form that its gather makes: one row per unique
+    /// id of the batch (see `ops::embedding`), so its shape is not the table's.
+    ///
+    /// # Panics
+    /// If the loss is not a single element.
+    pub fn gradients(&mut self, loss: Tensor, wrt: &[Tensor]) -> Vec<Tensor> {
+        assert_eq!(loss.shape().len(), 1, "a loss is one number");
+        let seed = self.constant([1], vec![1.0]);
+        self.gradients_from(&[(loss, seed.reshaped(loss.shape()))], wrt)
+    }
+
+    /// The same for several outputs with given cotangents.
+    pub fn gradients_from(&mut self, seeds: &[(Tensor, Tensor)], wrt: &[Tensor]) -> Vec<Tensor> {
+        // which values depend on a wanted one
+        let mut depends = vec![false; self.values.len()];
+        for t in wrt {
+            depends[t.index()] = true;
+        }
+        let n_nodes = self.nodes.len();
+        for n in 0..n_nodes {
+            let node = &self.nodes[n];
+            if node.inputs.iter().any(|t| depends[t.index()]) {
+                for o in node.outputs.clone() {
+                    depends[o.index()] = true;
+                }
+            }
+        }
+        let mut grads: Vec<Option<Tensor>> = vec![None; self.values.len()];
+        for &(t, g) in seeds {
+            self.accumulate(&mut grads, t, g);
+        }
+        for n in (0..n_nodes).rev() {
+            let node = self.nodes[n].clone();
+            let wanted: Vec<bool> = node.inputs.iter().map(|t| depends[t.index()]).collect();
+            if !wanted.contains(&true) || node.outputs.iter().all(|o| grads[o.index()].is_none()) {
+                continue;
+            }
+            let of: Vec<Option<Tensor>> = node
+                .outputs
+                .iter()
+                .map(|o| {
+                    grads[o.index()]
+                        .map(|g| if g.shape().len() == o.shape().len() { g.reshaped(o.shape()) } else { g })
+                })
+                .collect();
+            self.set_scope(Some(format!("{}'", node.scope).into()));
+            let v = Vjp { inputs: &node.inputs, outputs: &node.outputs, grads: &of, wanted: &wanted };
+            let back = node.op.vjp(self, &v);
+            assert_eq!(
+                back.len(),
+                node.inputs.len(),
+                "vjp of {} returns one gradient an input",
+                node.op.name()
+            );
+            for (i, g) in back.into_iter().enumerate() {
+                if let Some(g) = g.filter(|_| wanted[i]) {
+                    self.accumulate(&mut grads, node.inputs[i], g);
+                }
+            }
+            self.set_scope(None);
+        }
+        wrt.iter()
+            .map(|t| match grads[t.index()] {
+                Some(g) if g.shape().len() == t.shape().len() => g.reshaped(t.shape()),
+                Some(g) => g,
+                None => self.constant(t.shape(), vec![0.0; t.shape().len()]),
+            })
+            .collect()
+    }
+
+    fn accumulate(&mut self, grads: &mut [Option<Tensor>], of: Tensor, g: Tensor) {
+        grads[of.index()] = Some(match grads[of.index()] {
+            None => g,
+            Some(old) => {
+                assert_eq!(
+                    old.shape().len(),
+                    g.shape().len(),
+                    "two gradients of different form for {}: a table may feed one gather only",
+                    self.describe(of)
+                );
+                self.add(old, g.reshaped(old.shape()))
+            }
+        });
+    }
+}

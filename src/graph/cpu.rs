@@ -1,0 +1,187 @@
+//! The CPU executor: the graph in f32 (the fallback where there is no GPU) or f64 (the oracle).
+
+use super::plan::{Plan, plan};
+use super::{DType, Graph, Source, Tensor};
+use crate::ops::Real;
+use crate::ops::cpu::{Cpu, Slot};
+use std::any::TypeId;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Persistent values by name.
+#[derive(Clone, Debug, Default)]
+pub struct CpuState<T> {
+    /// Parameters and optimiser state.
+    pub values: HashMap<String, Vec<T>>,
+}
+
+/// A compiled graph.
+pub struct CpuProgram<T> {
+    graph: Graph,
+    plan: Plan,
+    buffers: Vec<Vec<T>>,
+    inputs: HashMap<String, InputBuffer<T>>,
+    constants: HashMap<usize, Vec<T>>,
+    /// Time in each node, when profiling.
+    times: Option<Vec<Duration>>,
+}
+
+enum InputBuffer<T> {
+    F(Vec<T>),
+    U(Vec<u32>),
+}
+
+impl<T: Real> CpuProgram<T> {
+    /// Plans and allocates. `keep` are the values that will be read.
+    pub fn new(graph: Graph, keep: &[Tensor]) -> Self {
+        let plan = plan(&graph, keep, &|_| vec![]);
+        let buffers = plan.buffers.iter().map(|&n| vec![T::ZERO; n]).collect();
+        let mut inputs = HashMap::new();
+        let mut constants = HashMap::new();
+        for (i, v) in graph.values.iter().enumerate() {
+            match &v.source {
+                Source::Input(n) => {
+                    let len = v.shape.len();
+                    let b = match v.dtype {
+                        DType::F32 => InputBuffer::F(vec![T::ZERO; len]),
+                        DType::U32 => InputBuffer::U(vec![0; len]),
+                    };
+                    inputs.insert(n.clone(), b);
+                }
+                Source::Const(c) => {
+                    constants.insert(i, c.iter().map(|&x| T::of(x)).collect());
+                }
+                _ => {}
+            }
+        }
+        CpuProgram { graph, plan, buffers, inputs, constants, times: None }
+    }
+
+    /// The memory plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether the graph reads this input.
+    pub fn has_input(&self, name: &str) -> bool {
+        self.inputs.contains_key(name)
+    }
+
+    /// Copies floats into an input.
+    ///
+    /// # Panics
+    /// If there is no such input or its size differs.
+    pub fn set(&mut self, name: &str, data: &[f32]) {
+        match self.inputs.get_mut(name) {
+            Some(InputBuffer::F(b)) => {
+                assert_eq!(b.len(), data.len(), "input {name}");
+                for (b, x) in b.iter_mut().zip(data) {
+                    *b = T::of(*x as f64);
+                }
+            }
+            _ => panic!("no float input named {name}"),
+        }
+    }
+
+    /// Copies ids into an input.
+    ///
+    /// # Panics
+    /// As [`CpuProgram::set`].
+    pub fn set_ids(&mut self, name: &str, data: &[u32]) {
+        match self.inputs.get_mut(name) {
+            Some(InputBuffer::U(b)) => b.copy_from_slice(data),
+            _ => panic!("no id input named {name}"),
+        }
+    }
+
+    /// Measure the time of each node from now on.
+    pub fn profile(&mut self) {
+        self.times = Some(vec![Duration::ZERO; self.graph.nodes.len()]);
+    }
+
+    /// Time in each node since [`CpuProgram::profile`]: (operation, scope, time).
+    pub fn times(&self) -> Vec<(&'static str, String, Duration)> {
+        let t = self.times.as_deref().unwrap_or_default();
+        self.plan
+            .order
+            .iter()
+            .filter_map(|&n| {
+                t.get(n).map(|d| (self.graph.nodes[n].op.name(), self.graph.nodes[n].scope.to_string(), *d))
+            })
+            .collect()
+    }
+
+    /// Executes every node once.
+    ///
+    /// # Panics
+    /// If a state is missing or has another size than the graph's.
+    pub fn run(&mut self, state: &mut CpuState<T>) {
+        for n in 0..self.plan.order.len() {
+            let n = self.plan.order[n];
+            let begin = self.times.is_some().then(Instant::now);
+            let node = &self.graph.nodes[n];
+            let mut inputs = Vec::with_capacity(node.inputs.len());
+            for t in &node.inputs {
+                let v = &self.graph.values[t.index()];
+                let len = t.shape().len();
+                inputs.push(match &v.source {
+                    Source::Node(..) => {
+                        let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
+                        Slot::F(b.as_mut_ptr(), len)
+                    }
+                    Source::Const(_) => Slot::F(self.constants[&t.index()].as_ptr() as *mut T, len),
+                    Source::State(name) => {
+                        let b = state.values.get_mut(name).unwrap_or_else(|| panic!("no state named {name}"));
+                        assert_eq!(b.len(), len, "state {name}");
+                        Slot::F(b.as_mut_ptr(), len)
+                    }
+                    Source::Input(name) => match self.inputs.get_mut(name).expect("made in new") {
+                        InputBuffer::F(b) => Slot::F(b.as_mut_ptr(), len),
+                        InputBuffer::U(b) => Slot::U(b.as_ptr(), len),
+                    },
+                });
+            }
+            let outputs = node
+                .outputs
+                .iter()
+                .map(|t| {
+                    let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
+                    Slot::F(b.as_mut_ptr(), t.shape().len())
+                })
+                .collect();
+            // SAFETY: buffers outlive the call; the plan gives outputs buffers of their own except for
+            // pairs in may_alias; states are separate allocations, and a node names each at most once.
+            let ctx = unsafe { Cpu::new(inputs, outputs) };
+            call(node.op.as_ref(), ctx);
+            if let (Some(b), Some(t)) = (begin, &mut self.times) {
+                t[n] += b.elapsed();
+            }
+        }
+    }
+
+    /// The value of a kept tensor, or of an input.
+    pub fn read(&self, t: Tensor) -> Vec<T> {
+        match &self.graph.values[t.index()].source {
+            Source::Const(_) => self.constants[&t.index()].clone(),
+            Source::Input(n) => match &self.inputs[n] {
+                InputBuffer::F(b) => b.clone(),
+                InputBuffer::U(b) => b.iter().map(|&x| T::of(x as f64)).collect(),
+            },
+            _ => self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()].to_vec(),
+        }
+    }
+}
+
+/// `cpu32` or `cpu64`, whichever `T` is.
+fn call<T: Real>(op: &dyn crate::ops::Op, mut c: Cpu<'_, T>) {
+    let p = &mut c as *mut Cpu<'_, T>;
+    // SAFETY: T is exactly the type named by the TypeId, so the two Cpu types are the same type.
+    unsafe {
+        if TypeId::of::<T>() == TypeId::of::<f32>() {
+            op.cpu32(&mut *(p as *mut Cpu<'_, f32>));
+        } else {
+            assert!(TypeId::of::<T>() == TypeId::of::<f64>());
+            op.cpu64(&mut *(p as *mut Cpu<'_, f64>));
+        }
+    }
+}

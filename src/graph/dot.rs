@@ -1,0 +1,52 @@
+//! The graph as a picture for graphviz.
+
+use super::{Graph, Source};
+use std::fmt::Write;
+
+/// DOT text: one box an operation, clustered by scope.
+pub fn dot(g: &Graph, order: &[usize]) -> String {
+    let mut s = String::from(
+        "digraph birkhoff {\n  rankdir=TB; node [shape=box, fontname=\"sans-serif\", fontsize=10];\n",
+    );
+    let mut by_scope: Vec<(&str, Vec<usize>)> = vec![];
+    for &n in order {
+        let scope = &*g.nodes[n].scope;
+        match by_scope.iter_mut().find(|(k, _)| *k == scope) {
+            Some((_, v)) => v.push(n),
+            None => by_scope.push((scope, vec![n])),
+        }
+    }
+    for (i, (scope, nodes)) in by_scope.iter().enumerate() {
+        let _ = writeln!(s, "  subgraph cluster_{i} {{ label=\"{}\"; color=gray;", escape(scope));
+        for &n in nodes {
+            let node = &g.nodes[n];
+            let shapes: Vec<String> = node.outputs.iter().map(|t| t.shape().to_string()).collect();
+            let _ = writeln!(s, "    n{n} [label=\"{}\\n{}\"];", node.op.name(), shapes.join(" "));
+        }
+        s.push_str("  }\n");
+    }
+    let mut leaves = std::collections::BTreeSet::new();
+    for &n in order {
+        for t in &g.nodes[n].inputs {
+            match &g.value(*t).source {
+                Source::Node(p, _) => {
+                    let _ = writeln!(s, "  n{p} -> n{n};");
+                }
+                Source::Const(_) => {}
+                Source::Input(name) | Source::State(name) => {
+                    leaves.insert((t.index(), name.clone(), g.value(*t).shape.to_string()));
+                    let _ = writeln!(s, "  v{} -> n{n};", t.index());
+                }
+            }
+        }
+    }
+    for (i, name, shape) in leaves {
+        let _ = writeln!(s, "  v{i} [shape=ellipse, label=\"{}\\n{shape}\"];", escape(&name));
+    }
+    s.push_str("}\n");
+    s
+}
+
+fn escape(s: &str) -> String {
+    s.replace('\\', "\\\\").replace('"', "\\\"")
+}

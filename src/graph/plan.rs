@@ -1,0 +1,171 @@
+//! Memory plan: which values share a buffer. Values are born at their node and die after their last
+//! reader; a buffer is reused by the next value that fits best; an operation that allows it writes over its
+//! dying input.
+
+use super::{Graph, Source, Tensor};
+use std::collections::HashMap;
+
+/// Where every computed value lives.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Elements of each buffer.
+    pub buffers: Vec<usize>,
+    /// Value index → buffer, for values that a kept node computes.
+    pub buffer_of: HashMap<usize, usize>,
+    /// Node → (input, output) positions that share a buffer.
+    pub in_place: HashMap<usize, (usize, usize)>,
+    /// Node → buffers of its scratch.
+    pub scratch: HashMap<usize, Vec<usize>>,
+    /// Node indices that are executed, in order.
+    pub order: Vec<usize>,
+    /// Sum over all computed values, in elements: what there would be without sharing.
+    pub unshared: usize,
+}
+
+impl Plan {
+    /// Elements held by the plan's buffers.
+    pub fn peak(&self) -> usize {
+        self.buffers.iter().sum()
+    }
+}
+
+/// Nodes that `keep` needs, plus those that update states; in order.
+pub fn live_nodes(g: &Graph, keep: &[Tensor]) -> Vec<usize> {
+    let mut need = vec![false; g.values.len()];
+    for t in keep {
+        need[t.index()] = true;
+    }
+    let mut order = vec![];
+    for n in (0..g.nodes.len()).rev() {
+        let node = &g.nodes[n];
+        if !node.op.mutates().is_empty() || node.outputs.iter().any(|o| need[o.index()]) {
+            order.push(n);
+            for i in &node.inputs {
+                need[i.index()] = true;
+            }
+        }
+    }
+    order.reverse();
+    order
+}
+
+/// Plans the buffers of the nodes that `keep` needs. Values in `keep` are never overwritten.
+/// `scratch` gives the elements of each node's scratch buffers.
+pub fn plan(g: &Graph, keep: &[Tensor], scratch: &dyn Fn(usize) -> Vec<usize>) -> Plan {
+    let order = live_nodes(g, keep);
+    let mut last = vec![0usize; g.values.len()];
+    for (at, &n) in order.iter().enumerate() {
+        for t in g.nodes[n].inputs.iter().chain(&g.nodes[n].outputs) {
+            last[t.index()] = at;
+        }
+    }
+    for t in keep {
+        last[t.index()] = usize::MAX;
+    }
+    let mut p = Plan { order: order.clone(), ..Plan::default() };
+    let mut free: Vec<usize> = vec![];
+    for (at, &n) in order.iter().enumerate() {
+        let node = &g.nodes[n];
+        let mut shared = None;
+        for (i, o) in node.op.may_alias() {
+            let (x, y) = (node.inputs[i], node.outputs[o]);
+            let once = node.inputs.iter().filter(|t| t.index() == x.index()).count() == 1;
+            if last[x.index()] == at && once && x.shape().len() == y.shape().len() && is_computed(g, x) {
+                shared = Some((i, o));
+                break;
+            }
+        }
+        for (o, y) in node.outputs.iter().enumerate() {
+            p.unshared += y.shape().len();
+            let b = match shared {
+                Some((i, so)) if so == o => p.buffer_of[&node.inputs[i].index()],
+                _ => take(&mut p.buffers, &mut free, y.shape().len()),
+            };
+            p.buffer_of.insert(y.index(), b);
+        }
+        if let Some(s) = shared {
+            p.in_place.insert(n, s);
+        }
+        let extra: Vec<usize> =
+            scratch(n).into_iter().map(|len| take(&mut p.buffers, &mut free, len)).collect();
+        free.extend(&extra);
+        if !extra.is_empty() {
+            p.scratch.insert(n, extra);
+        }
+        // what dies here is free for the next node (outputs that nobody reads, too)
+        let mut dying: Vec<usize> = node.inputs.iter().chain(&node.outputs).map(|t| t.index()).collect();
+        dying.sort_unstable();
+        dying.dedup();
+        for v in dying {
+            let overwritten = shared.is_some_and(|(i, _)| node.inputs[i].index() == v);
+            if last[v] == at
+                && !overwritten
+                && let Some(&b) = p.buffer_of.get(&v)
+            {
+                free.push(b);
+            }
+        }
+    }
+    p
+}
+
+fn is_computed(g: &Graph, t: Tensor) -> bool {
+    matches!(g.value(t).source, Source::Node(..))
+}
+
+/// The smallest free buffer that fits; else the largest free one grows, if it is at least half; else a new one.
+fn take(buffers: &mut Vec<usize>, free: &mut Vec<usize>, len: usize) -> usize {
+    let fit = free.iter().enumerate().filter(|(_, b)| buffers[**b] >= len).min_by_key(|(_, b)| buffers[**b]);
+    if let Some((pos, _)) = fit.filter(|(_, b)| buffers[**b] <= 4 * len.max(1024)) {
+        return free.swap_remove(pos);
+    }
+    let grow = free.iter().enumerate().filter(|(_, b)| buffers[**b] < len).max_by_key(|(_, b)| buffers[**b]);
+    if let Some((pos, &b)) = grow.filter(|(_, b)| buffers[**b] * 2 >= len) {
+        free.swap_remove(pos);
+        buffers[b] = len;
+        return b;
+    }
+    buffers.push(len);
+    buffers.len() - 1
+}
+
+/// Checks that no operation reads a value whose buffer another one has overwritten. For tests.
+pub fn verify(g: &Graph, keep: &[Tensor], p: &Plan) -> Result<(), String> {
+    let mut holds: HashMap<usize, usize> = HashMap::new();
+    for &n in &p.order {
+        let node = &g.nodes[n];
+        for t in &node.inputs {
+            if let Some(b) = p.buffer_of.get(&t.index())
+                && holds.get(b) != Some(&t.index())
+            {
+                return Err(format!("{} reads {} from a reused buffer", node.op.name(), g.describe(*t)));
+            }
+        }
+        for b in p.scratch.get(&n).into_iter().flatten() {
+            holds.remove(b);
+        }
+        for t in &node.outputs {
+            let b = p.buffer_of[&t.index()];
+            if p.buffers[b] < t.shape().len() {
+                return Err(format!("{} does not fit its buffer", g.describe(*t)));
+            }
+            let aliased = p.in_place.get(&n).is_some_and(|(_, o)| node.outputs[*o] == *t);
+            let clash = node.inputs.iter().any(|i| p.buffer_of.get(&i.index()) == Some(&b));
+            if clash && !aliased {
+                return Err(format!("{} writes over its own input", node.op.name()));
+            }
+            if p.scratch.get(&n).is_some_and(|s| s.contains(&b)) {
+                return Err(format!("{}: scratch is also an output", node.op.name()));
+            }
+            holds.insert(b, t.index());
+        }
+    }
+    for t in keep {
+        if let Some(b) = p.buffer_of.get(&t.index())
+            && holds.get(b) != Some(&t.index())
+        {
+            return Err(format!("kept {} was overwritten", g.describe(*t)));
+        }
+    }
+    Ok(())
+}

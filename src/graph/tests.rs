@@ -1,0 +1,189 @@
+//! The graph, its adjoints and passes on the operations that everything else is built from.
+
+use super::cpu::{CpuProgram, CpuState};
+use super::{Graph, Tensor, fuse, plan};
+use crate::ops::matmul::Trans;
+
+/// Deterministic numbers in (-1, 1).
+pub fn noise(n: usize, seed: u64) -> Vec<f64> {
+    let mut s = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..n)
+        .map(|_| {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            (s >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        })
+        .collect()
+}
+
+/// Runs a graph in f64 with the given states.
+pub fn run64(g: &Graph, keep: &[Tensor], states: &[(&str, Vec<f64>)]) -> Vec<Vec<f64>> {
+    let mut p = CpuProgram::<f64>::new(g.clone(), keep);
+    plan::verify(g, keep, p.plan()).unwrap();
+    let mut s = CpuState { values: states.iter().map(|(n, v)| (n.to_string(), v.clone())).collect() };
+    p.run(&mut s);
+    keep.iter().map(|t| p.read(*t)).collect()
+}
+
+/// Finite differences of `sum(weights · f(states))` against the adjoints, with a nonlinear map before and
+/// after (the operation sits mid-graph), unfused and fused.
+pub fn check_vjp(states: &[(&str, Vec<usize>)], f: impl Fn(&mut Graph, &[Tensor]) -> Vec<Tensor>) {
+    check_vjp_at(states, 1.0, f)
+}
+
+/// [`check_vjp`] with state values in (-scale, scale).
+pub fn check_vjp_at(
+    states: &[(&str, Vec<usize>)],
+    scale: f64,
+    f: impl Fn(&mut Graph, &[Tensor]) -> Vec<Tensor>,
+) {
+    use crate::ops::expr::{Bin, Expr, Un};
+    let mut g = Graph::new();
+    let params: Vec<Tensor> = states.iter().map(|(n, d)| g.state(n, &d[..])).collect();
+    // x + 0.1·tanh(x): keeps the values, is not linear
+    let mut e = Expr::input(0);
+    let t = e.un(Un::Tanh, 0);
+    let c = e.num(0.1);
+    let m = e.bin(Bin::Mul, t, c);
+    let r = e.bin(Bin::Add, 0, m);
+    let e = e.finish(r);
+    let xs: Vec<Tensor> = params.iter().map(|p| g.map(e.clone(), &[*p])).collect();
+    let ys = f(&mut g, &xs);
+    let mut loss = None;
+    for (i, y) in ys.iter().enumerate() {
+        let w = g.constant(y.shape(), noise(y.shape().len(), 77 + i as u64));
+        let z = g.map(e.clone(), &[*y]);
+        let p = g.mul(z, w);
+        let s = g.sum_all(p);
+        loss = Some(match loss {
+            None => s,
+            Some(l) => g.add(l, s),
+        });
+    }
+    let loss = loss.unwrap();
+    let grads = g.gradients(loss, &params);
+    let values: Vec<(&str, Vec<f64>)> = states
+        .iter()
+        .enumerate()
+        .map(|(i, (n, d))| (*n, noise(d.iter().product(), i as u64 + 5).iter().map(|x| x * scale).collect()))
+        .collect();
+    let mut keep = vec![loss];
+    keep.extend(&grads);
+    let plain = run64(&g, &keep, &values);
+    let (fg, fk) = fuse::fuse(&g, &keep);
+    let fused = run64(&fg, &fk, &values);
+    for (a, b) in plain.iter().zip(&fused) {
+        for (x, y) in a.iter().zip(b) {
+            assert!((x - y).abs() <= 1e-11 * (1.0 + x.abs()), "fused {y} differs from plain {x}");
+        }
+    }
+    let top = plain[1..].iter().flatten().fold(0f64, |m, x| m.max(x.abs()));
+    for (i, (name, v)) in values.iter().enumerate() {
+        let step = (v.len() / 7).max(1);
+        for j in (0..v.len()).step_by(step) {
+            let h = 1e-5;
+            let at = |d: f64| {
+                let mut w = values.clone();
+                w[i].1[j] += d;
+                run64(&g, &[loss], &w)[0][0]
+            };
+            let want = (8.0 * (at(h) - at(-h)) - (at(2.0 * h) - at(-2.0 * h))) / (12.0 * h);
+            let got = plain[1 + i][j];
+            assert!(
+                (got - want).abs() <= 2e-7 * (top + want.abs()),
+                "d/d{name}[{j}]: adjoint {got}, differences {want}"
+            );
+        }
+    }
+}
+
+#[test]
+fn elementwise_with_broadcasts() {
+    check_vjp(&[("a", vec![3, 5, 4]), ("b", vec![5, 1]), ("c", vec![4]), ("d", vec![1])], |g, x| {
+        let p = g.mul(x[0], x[1]);
+        let q = g.add(p, x[2]);
+        let r = g.relu(q);
+        let s = g.sub(r, x[3]);
+        vec![g.mul(s, p)]
+    });
+}
+
+#[test]
+fn reductions() {
+    check_vjp(&[("a", vec![3, 5, 4])], |g, x| (0..3).map(|i| g.sum_axis(x[0], i)).collect());
+}
+
+#[test]
+fn products_of_every_layout() {
+    for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+        let t = Trans { a: ta, b: tb };
+        let sw = |x: usize, y: usize, t: bool| if t { vec![y, x] } else { vec![x, y] };
+        let bat = |mut d: Vec<usize>| {
+            d.insert(0, 3);
+            d
+        };
+        check_vjp(&[("a", sw(5, 7, ta)), ("b", sw(7, 4, tb))], |g, x| vec![g.matmul_t(x[0], x[1], t)]);
+        check_vjp(&[("a", bat(sw(5, 7, ta))), ("b", bat(sw(7, 4, tb)))], |g, x| {
+            vec![g.matmul_t(x[0], x[1], t)]
+        });
+        check_vjp(&[("a", sw(5, 7, ta)), ("b", bat(sw(7, 4, tb)))], |g, x| vec![g.matmul_t(x[0], x[1], t)]);
+        check_vjp(&[("a", bat(sw(5, 7, ta))), ("b", sw(7, 4, tb))], |g, x| vec![g.matmul_t(x[0], x[1], t)]);
+    }
+}
+
+#[test]
+fn dense_layers_with_bias_and_relu_fuse_into_one_product() {
+    let build = |g: &mut Graph, x: &[Tensor]| {
+        let y = g.matmul(x[0], x[1]);
+        let y = g.add(y, x[2]);
+        vec![g.relu(y)]
+    };
+    check_vjp(&[("x", vec![6, 5]), ("w", vec![5, 3]), ("b", vec![3])], build);
+    let mut g = Graph::new();
+    let p = [g.state("x", [6, 5]), g.state("w", [5, 3]), g.state("b", [3])];
+    let y = build(&mut g, &p);
+    let (f, keep) = fuse::fuse(&g, &y);
+    assert_eq!(plan::live_nodes(&f, &keep).len(), 1, "product, bias and relu are one node");
+}
+
+#[test]
+fn sums_become_accumulation_and_maps_one_node() {
+    let mut g = Graph::new();
+    let (a, b, w, v) =
+        (g.state("a", [6, 5]), g.state("b", [6, 4]), g.state("w", [5, 3]), g.state("v", [4, 3]));
+    let (p, q) = (g.matmul(a, w), g.matmul(b, v));
+    let s = g.add(p, q);
+    let (f, keep) = fuse::fuse(&g, &[s]);
+    assert_eq!(plan::live_nodes(&f, &keep).len(), 2);
+    let states: Vec<(&str, Vec<f64>)> = [("a", 30), ("b", 24), ("w", 15), ("v", 12)]
+        .iter()
+        .map(|(n, k)| (*n, noise(*k, *k as u64)))
+        .collect();
+    let x = run64(&g, &[s], &states);
+    let y = run64(&f, &keep, &states);
+    for (x, y) in x[0].iter().zip(&y[0]) {
+        assert!((x - y).abs() < 1e-14);
+    }
+}
+
+#[test]
+fn long_products_split_and_sum_in_place() {
+    // k long enough for the split path; the sum of two such products accumulates in place
+    let mut g = Graph::new();
+    let (a, b) = (g.state("a", [9000, 6]), g.state("b", [9000, 5]));
+    let t = Trans { a: true, b: false };
+    let p = g.matmul_t(a, b, t);
+    let q = g.affine(p, 2.0, 0.0);
+    let r = g.matmul_t(a, b, t);
+    let s = g.add(q, r);
+    let (f, keep) = fuse::fuse(&g, &[s]);
+    let st = [("a", noise(54000, 1)), ("b", noise(45000, 2))];
+    let got = run64(&f, &keep, &st);
+    for i in 0..6 {
+        for j in 0..5 {
+            let want: f64 = (0..9000).map(|k| 3.0 * st[0].1[k * 6 + i] * st[1].1[k * 5 + j]).sum();
+            assert!((got[0][i * 5 + j] - want).abs() < 1e-9);
+        }
+    }
+}
