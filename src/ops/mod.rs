@@ -6,11 +6,16 @@
 pub mod access;
 pub mod cpu;
 pub mod expr;
+pub mod layer_norm;
 pub mod map;
 pub mod matmul;
 pub mod matmul_wgsl;
+pub mod norm_params;
 pub mod real;
 pub mod reduce;
+pub mod rms_norm;
+pub mod row;
+pub mod softmax;
 
 use crate::gpu::kernel::Kernel;
 use crate::graph::{Graph, Shape, Tensor};
