@@ -53,7 +53,16 @@ fn forward<T: Real, const D: usize>(
     }
 }
 
-/// Works on `dx`, which holds dy when called, and the gradient to add when `ACC` (dy then comes separately).
+/// mean(g) and mean(g·x̂)/σ of one row, g = dy·γ.
+#[inline(always)]
+fn sums<T: Real>(dy: &[T], x: &[T], gamma: &[T], m: T, r: T) -> (T, T) {
+    let inv = T::of(1.0 / x.len() as f64);
+    let x0 = x[0];
+    let (a, b) = sum3(dy, gamma, x, |dy, g, x| (dy * g, dy * g * ((x - x0) - m)));
+    (a * inv, b * inv * r * r)
+}
+
+/// Works on `dx`, which holds dy when called, or, if dy comes separately, the gradient to add.
 #[inline(always)]
 fn backward<T: Real, const D: usize>(
     d: usize,
@@ -64,23 +73,18 @@ fn backward<T: Real, const D: usize>(
     dx: &mut [T],
 ) {
     let d = if D > 0 { D } else { d };
-    let inv = T::of(1.0 / d as f64);
     let gamma = &gamma[..d];
     let rows = x.chunks_exact(d).zip(dx.chunks_exact_mut(d)).zip(stats.as_chunks::<2>().0);
     for (i, ((x, dx), &[m, r])) in rows.enumerate() {
         let x0 = x[0];
-        let sums = |dy: &[T]| {
-            let (a, b) = sum3(dy, gamma, x, |dy, g, x| (dy * g, dy * g * ((x - x0) - m)));
-            (a * inv, b * inv * r * r)
-        };
         if let Some(dy) = dy {
             let dy = &dy[i * d..][..d];
-            let (a, b) = sums(dy);
+            let (a, b) = sums(dy, x, gamma, m, r);
             for (((o, dy), g), x) in dx.iter_mut().zip(dy).zip(gamma).zip(x) {
                 *o += (*dy * *g - a - ((*x - x0) - m) * b) * r;
             }
         } else {
-            let (a, b) = sums(dx);
+            let (a, b) = sums(dx, x, gamma, m, r);
             for ((o, g), x) in dx.iter_mut().zip(gamma).zip(x) {
                 *o = (*o * *g - a - ((*x - x0) - m) * b) * r;
             }
@@ -93,7 +97,7 @@ impl LayerNorm {
         let (x, gamma, beta) = (c.input(0), c.input(1), c.input(2));
         let (y, stats) = (c.output(0), c.output(1));
         let d = gamma.len();
-        par_rows2(y, d, stats, 2, |first, y, stats| {
+        par_rows2(y, d, stats, 2, #[inline(always)] |first, y, stats| {
             let x = &x[first * d..][..y.len()];
             by_width!(d, forward(d, x, gamma, beta, y, stats))
         });
@@ -163,7 +167,7 @@ impl LayerNormGrad {
         let dy = self.accumulate.then(|| c.input(3));
         let dx = c.output(0);
         let start = (start_at != dx.as_ptr()).then(|| c.input(start));
-        par_rows(dx, d, |first, dx| {
+        par_rows(dx, d, #[inline(always)] |first, dx| {
             let (lo, n) = (first * d, dx.len());
             fetch(start, lo, dx);
             let (x, stats, dy) = (&x[lo..][..n], &stats[2 * first..], dy.map(|dy| &dy[lo..][..n]));

@@ -4,6 +4,7 @@
 //! elsewhere: everything that the graph, the passes and the executors need is behind [`Op`].
 
 pub mod access;
+pub mod attention;
 pub mod cpu;
 pub mod expr;
 pub mod layer_norm;

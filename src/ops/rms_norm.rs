@@ -39,6 +39,12 @@ fn forward<T: Real, const D: usize>(d: usize, eps: T, x: &[T], w: &[T], y: &mut 
     }
 }
 
+/// mean(dy·w·x) of one row.
+#[inline(always)]
+fn mean<T: Real>(dy: &[T], x: &[T], w: &[T]) -> T {
+    sum3(dy, w, x, |dy, w, x| (dy * w * x, T::ZERO)).0 * T::of(1.0 / x.len() as f64)
+}
+
 /// Works on `dx`, which holds dy when called, or, if dy comes separately, the gradient to add.
 #[inline(always)]
 fn backward<T: Real, const D: usize>(
@@ -50,18 +56,16 @@ fn backward<T: Real, const D: usize>(
     dx: &mut [T],
 ) {
     let d = if D > 0 { D } else { d };
-    let inv = T::of(1.0 / d as f64);
     let w = &w[..d];
     for (i, ((x, dx), &r)) in x.chunks_exact(d).zip(dx.chunks_exact_mut(d)).zip(stats).enumerate() {
-        let mean = |dy: &[T]| sum3(dy, w, x, |dy, w, x| (dy * w * x, T::ZERO)).0 * inv * r * r;
         if let Some(dy) = dy {
             let dy = &dy[i * d..][..d];
-            let b = mean(dy);
+            let b = mean(dy, x, w) * r * r;
             for (((o, dy), w), x) in dx.iter_mut().zip(dy).zip(w).zip(x) {
                 *o += (*dy * *w - *x * b) * r;
             }
         } else {
-            let b = mean(dx);
+            let b = mean(dx, x, w) * r * r;
             for ((o, w), x) in dx.iter_mut().zip(w).zip(x) {
                 *o = (*o * *w - *x * b) * r;
             }
@@ -77,7 +81,7 @@ impl RmsNorm {
         let ones = if self.weight { vec![] } else { vec![T::ONE; d] };
         let w = if self.weight { c.input(1) } else { &ones };
         let eps = T::of(self.eps);
-        par_rows2(y, d, stats, 1, |first, y, stats| {
+        par_rows2(y, d, stats, 1, #[inline(always)] |first, y, stats| {
             let x = &x[first * d..][..y.len()];
             by_width!(d, forward(d, eps, x, w, y, stats))
         });
@@ -158,7 +162,7 @@ impl RmsNormGrad {
         let dy = self.accumulate.then(|| c.input(2));
         let dx = c.output(0);
         let start = (start_at != dx.as_ptr()).then(|| c.input(start));
-        par_rows(dx, d, |first, dx| {
+        par_rows(dx, d, #[inline(always)] |first, dx| {
             let (lo, n) = (first * d, dx.len());
             fetch(start, lo, dx);
             let (x, stats, dy) = (&x[lo..][..n], &stats[first..], dy.map(|dy| &dy[lo..][..n]));
