@@ -372,3 +372,28 @@ fn convert(error: wgpu::Error, doing: &Doing) -> GpuError {
         other => GpuError::Validation { doing: other.text(), message },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scoped_errors_name_what_was_made() {
+        let source = || Box::new(std::fmt::Error);
+        let memory = || wgpu::Error::OutOfMemory { source: source() };
+        let invalid = || wgpu::Error::Validation {
+            source: source(),
+            description: "Validation Error\n\nCaused by:\n  bad\n".to_string(),
+        };
+        let allocate = Doing::Allocate("tensor layers.2.wq".to_string(), 3 << 30);
+        let text = convert(memory(), &allocate).to_string();
+        assert!(text.starts_with("out of device memory for tensor layers.2.wq (3 GiB)"), "{text}");
+        let compile = Doing::Compile("softmax".to_string());
+        assert_eq!(convert(invalid(), &compile).to_string(), "kernel softmax: bad");
+        let step = Doing::Step("preparing training step".to_string());
+        let text = convert(invalid(), &step).to_string();
+        assert_eq!(text, "the device refused an operation while preparing training step: bad");
+        let text = convert(memory(), &step).to_string();
+        assert!(text.contains("while preparing training step"), "{text}");
+    }
+}
