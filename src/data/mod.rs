@@ -1,1 +1,3 @@
 //! Schema, readers, vocabularies, batches, and the synthetic click log.
+
+pub mod metrics;

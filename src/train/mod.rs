@@ -1,1 +1,4 @@
 //! Trainer, run folder, checkpoints, metrics, schedules.
+
+pub mod metrics;
+pub mod schedule;
