@@ -165,8 +165,14 @@ pub enum DataError {
         /// What to do.
         remedy: &'static str,
     },
-    /// The loader thread ended without a word.
-    #[error("the data loader thread stopped unexpectedly: {problem}; this is a bug, please report it")]
+    /// A batch size or an embedding layout that cannot be.
+    #[error("batch: {problem}")]
+    Batch {
+        /// What is wrong and what would fit.
+        problem: String,
+    },
+    /// The loader thread could not start, or panicked.
+    #[error("the data loader thread failed: {problem}; if this repeats, please report it")]
     Loader {
         /// The panic's message.
         problem: String,

@@ -1,9 +1,11 @@
 //! Schema, readers, vocabularies, batches, and the synthetic click log.
 
+pub mod batch;
 pub mod blocks;
 pub mod criteo;
 pub mod encoder;
 pub mod error;
+pub mod loader;
 pub mod metrics;
 pub mod rows;
 pub mod schema;
