@@ -7,8 +7,10 @@ pub mod encoder;
 pub mod error;
 pub mod loader;
 pub mod metrics;
+pub mod planted;
 pub mod rows;
 pub mod schema;
+pub mod synth;
 pub mod vocab;
 
 use std::fs::File;
