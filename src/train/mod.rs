@@ -2,3 +2,5 @@
 
 pub mod checkpoint;
 pub mod run;
+pub mod metrics;
+pub mod schedule;
