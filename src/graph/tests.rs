@@ -211,3 +211,32 @@ fn maps_and_reductions_on_the_device() {
         vec![g.sum_axis(e, 0), g.sum_axis(e, 1), g.sum_all(e)]
     });
 }
+
+#[test]
+fn products_on_the_device() {
+    use super::testing::check_device;
+    for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+        let t = Trans { a: ta, b: tb };
+        let sw = |x: usize, y: usize, t: bool| if t { [y, x] } else { [x, y] };
+        check_device(|g| {
+            let (a, b) = (g.state("a", sw(13, 7, ta)), g.state("b", sw(7, 9, tb)));
+            vec![g.matmul_t(a, b, t)]
+        });
+    }
+    check_device(|g| {
+        // slot mix, dense layer with epilogue, accumulation
+        let (x, w) = (g.state("x", [5, 9, 12]), g.state("w", [9, 7]));
+        let (v, b) = (g.state("v", [12, 8]), g.state("b", [8]));
+        let u = g.slot_mix(x, w);
+        let y = g.matmul(u, v);
+        let y = g.add(y, b);
+        let y = g.relu(y);
+        let z = g.matmul(x, v);
+        let z = g.slot_mix(z, w);
+        vec![g.add(y, z)]
+    });
+    check_device(|g| {
+        let (x, w) = (g.state("x", [6000, 8]), g.state("w", [8, 12]));
+        vec![g.matmul(x, w)]
+    });
+}

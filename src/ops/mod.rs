@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod expr;
 pub mod map;
 pub mod matmul;
+pub mod matmul_tune;
 pub mod matmul_wgsl;
 pub mod real;
 pub mod reduce;
