@@ -20,6 +20,13 @@ fn usage_errors_exit_with_2_and_leave_stdout_empty() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{args:?}");
     }
+    let line = |args: &[&str]| text(&birkhoff(args).stderr);
+    assert_eq!(
+        line(&["train", "--train", "a", "--valid", "b"]),
+        "error: the following required arguments were not provided: --out <RUN>; see --help\n"
+    );
+    let misspelt = line(&["eval", "run", "--dat", "f"]);
+    assert!(misspelt.contains("--data") && misspelt.trim_end().lines().count() == 1, "{misspelt}");
 }
 
 #[test]

@@ -19,11 +19,7 @@ const CLOSED: u8 = 141;
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(e) => {
-            // Help and version come here too, and go to stdout with code 0.
-            let _ = e.print();
-            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(FAILED));
-        }
+        Err(e) => return report_usage(&e),
     };
     start_logging();
     match dispatch(cli.command) {
@@ -34,6 +30,25 @@ pub fn main() -> ExitCode {
             ExitCode::from(FAILED)
         }
     }
+}
+
+/// Prints help and version as they are, and a usage error as one line.
+fn report_usage(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind;
+    let help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if help || !error.use_stderr() {
+        let _ = error.print();
+        return if help { ExitCode::from(FAILED) } else { ExitCode::SUCCESS };
+    }
+    eprintln!("{}; see --help", usage_line(&error.to_string()));
+    ExitCode::from(FAILED)
+}
+
+/// The message of clap's report, which goes on with the usage in further lines.
+fn usage_line(report: &str) -> String {
+    let message = report.lines().map(str::trim);
+    let message = message.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"));
+    message.filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// Runs a subcommand.
