@@ -110,7 +110,7 @@ fn a_streamed_file_equals_the_loaded_one() {
     let mut streamed = stream(read).unwrap();
     let mut loaded = Loader::dataset(data, Arc::clone(&groups), Order::Sequential, options).unwrap();
     let mut batches = 0;
-    while let Some(batch) = streamed.next() {
+    for batch in streamed.by_ref() {
         assert_eq!(batch.unwrap(), loaded.next().unwrap().unwrap());
         batches += 1;
     }
