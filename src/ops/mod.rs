@@ -4,14 +4,20 @@
 //! elsewhere: everything that the graph, the passes and the executors need is behind [`Op`].
 
 pub mod access;
+pub mod attention;
 pub mod cpu;
 pub mod expr;
+pub mod layer_norm;
 pub mod map;
 pub mod matmul;
 pub mod matmul_tune;
 pub mod matmul_wgsl;
+pub mod norm_params;
 pub mod real;
 pub mod reduce;
+pub mod rms_norm;
+pub mod row;
+pub mod softmax;
 
 use crate::gpu::kernel::Kernel;
 use crate::graph::{Graph, Shape, Tensor};
