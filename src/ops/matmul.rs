@@ -521,3 +521,16 @@ impl Matmul {
         self.extra_strides(a).is_some()
     }
 }
+
+/// The variant by device type, without measuring.
+#[derive(Clone, Copy, Debug)]
+pub struct ByDevice {
+    /// A software driver.
+    pub is_cpu: bool,
+}
+
+impl super::MatmulChoice for ByDevice {
+    fn choose(&self, _spec: &MatmulSpec) -> super::matmul_wgsl::Variant {
+        super::matmul_wgsl::Variant::Naive
+    }
+}
