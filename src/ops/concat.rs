@@ -215,4 +215,20 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn device() {
+        for (axis, d) in [(1, 8), (2, 3), (0, 4)] {
+            crate::graph::testing::check_device(|g| {
+                let xs: Vec<Tensor> = (0..9)
+                    .map(|i| {
+                        let mut s = [3, 2, d];
+                        s[axis] = [1, 4, 8][i % 3] * if d == 8 { 4 } else { 1 };
+                        g.state(&format!("x{i}"), s)
+                    })
+                    .collect();
+                vec![g.concat(&xs, axis), g.concat(&xs[..2], axis)]
+            });
+        }
+    }
 }

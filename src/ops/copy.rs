@@ -1,13 +1,12 @@
 //! What the operations that only move elements share: parameter blocks, vec4 templates, parallel copies.
 
 use super::Real;
+use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use rayon::prelude::*;
 
-/// A uniform block of words, padded to whole `vec4`s.
+/// A uniform block of words (which WGSL lays out one after the other).
 pub(crate) fn words(w: &[u32]) -> Vec<u8> {
-    let mut v = w.to_vec();
-    v.resize(w.len().next_multiple_of(4), 0);
-    bytemuck::cast_slice(&v).to_vec()
+    bytemuck::cast_slice(w).to_vec()
 }
 
 /// `source` with `{{T}}` replaced by `vec4<f32>` (4 elements) or `f32` (1 element).
@@ -25,6 +24,27 @@ pub(crate) fn par_copy<T: Real>(to: &mut [T], from: &[T]) {
     const CHUNK: usize = 1 << 15;
     assert_eq!(to.len(), from.len());
     to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(t, f)| t.copy_from_slice(f));
+}
+
+/// The launch of `reduce.wgsl` that sums `[n, inner]` over `n` in runs of `per` → `[⌈n/per⌉, inner]`.
+pub(crate) fn sum_kernel(
+    label: &'static str,
+    from: Bind,
+    to: Bind,
+    n: usize,
+    inner: usize,
+    per: usize,
+) -> Kernel {
+    let runs = n.div_ceil(per);
+    Kernel {
+        label: label.into(),
+        source: include_str!("../../shaders/reduce.wgsl").into(),
+        entry: "main",
+        constants: vec![],
+        bindings: vec![from, to],
+        params: words(&[n, inner, runs, per, runs * inner].map(|v| v as u32)),
+        groups: fold_groups((runs * inner).div_ceil(64) as u64),
+    }
 }
 
 #[cfg(test)]

@@ -430,4 +430,56 @@ mod tests {
             validated(&EmbeddingGrad, &[&[4, d], &[5], &[6], &[5]]);
         }
     }
+
+    #[test]
+    fn device() {
+        use crate::graph::testing::check_device_with;
+        for d in [8, 3] {
+            let ids: Vec<u32> = (0..300u32).map(|i| if i % 3 == 0 { 7 } else { i * i % 41 }).collect();
+            let n = ids.len();
+            let s = SparseIndex::plain(&ids);
+            let given = [("ids", ids.clone()), ("s.order", s.order), ("s.segments", s.segments)];
+            check_device_with(
+                |g| {
+                    let t = g.state("t", [41, d]);
+                    let sparse = SparseInputs::new(g, "s", n, false);
+                    let ids = g.input_ids("ids", [n]);
+                    let y = g.gather(t, ids.reshaped([20, 15]), Some(&sparse));
+                    let w = g.constant(y.shape(), noise(y.shape().len(), 5));
+                    let dt = g.gradients_from(&[(y, w)], &[t])[0];
+                    vec![y, dt]
+                },
+                &given,
+                1.0,
+                1e-5,
+            );
+            let offsets = vec![0u32, 0, 5, 6, 120, 120, 270, 280];
+            for (pool, weighted) in [(Pool::Sum, false), (Pool::Mean, true)] {
+                // the factors are whatever noise the comparison uploads: both executors see the same
+                let s = SparseIndex::bags(&ids, &offsets, None, pool);
+                let given = [
+                    ("ids", ids.clone()),
+                    ("offsets", offsets.clone()),
+                    ("s.order", s.order),
+                    ("s.segments", s.segments),
+                ];
+                check_device_with(
+                    |g| {
+                        let t = g.state("t", [41, d]);
+                        let sparse = SparseInputs::new(g, "s", n, weighted);
+                        let ids = g.input_ids("ids", [n]);
+                        let o = g.input_ids("offsets", [offsets.len()]);
+                        let w = weighted.then(|| g.input("w", [n]));
+                        let y = g.pooled_gather(t, ids, o, w, pool, Some(&sparse));
+                        let c = g.constant(y.shape(), noise(y.shape().len(), 5));
+                        let dt = g.gradients_from(&[(y, c)], &[t])[0];
+                        vec![y, dt]
+                    },
+                    &given,
+                    1.0,
+                    1e-5,
+                );
+            }
+        }
+    }
 }

@@ -82,10 +82,7 @@ impl Op for EmbeddingGrad {
         let total = n * d / unit;
         let s = r.inputs.len() - 3;
         let source = typed(include_str!("../../shaders/embedding_grad.wgsl"), unit)
-            .replace(
-                "{{scale}}",
-                ["", "@group(0) @binding(3) var<storage, read> scale : array<f32>;"][s],
-            )
+            .replace("{{scale}}", ["", "@group(0) @binding(3) var<storage, read> scale : array<f32>;"][s])
             .replace("{{times}}", ["", " * scale[q]"][s])
             .replace("{{g}}", &(3 + s).to_string())
             .replace("{{p}}", &(4 + s).to_string());
@@ -97,12 +94,7 @@ impl Op for EmbeddingGrad {
             entry: "main",
             constants: vec![],
             bindings,
-            params: words(&[
-                total as u32,
-                (d / unit) as u32,
-                n as u32,
-                (r.inputs[0].len() / d) as u32 - 1,
-            ]),
+            params: words(&[total as u32, (d / unit) as u32, n as u32, (r.inputs[0].len() / d) as u32 - 1]),
             groups: fold_groups(total.div_ceil(64) as u64),
         }
         .into()

@@ -192,7 +192,8 @@ mod tests {
         for e in 0..b {
             for c in 0..d {
                 let at = |i: usize| v[(e * m + i) * d + c];
-                let want: f64 = (0..m).flat_map(|j| (0..j).map(move |i| (i, j))).map(|(i, j)| at(i) * at(j)).sum();
+                let want: f64 =
+                    (0..m).flat_map(|j| (0..j).map(move |i| (i, j))).map(|(i, j)| at(i) * at(j)).sum();
                 assert!((out[0][e * d + c] - want).abs() < 1e-13);
             }
         }
@@ -203,6 +204,16 @@ mod tests {
         for d in [8, 3] {
             validated(&Fm { d }, &[&[3, 5, d]]);
             validated(&FmGrad { d }, &[&[3, 5, d], &[3, d]]);
+        }
+    }
+
+    #[test]
+    fn device() {
+        for (b, m, d) in [(3, 5, 3), (70, 27, 32), (1, 1, 4), (2, 8, 1)] {
+            crate::graph::testing::check_device(|g| {
+                let x = g.state("x", [b, m, d]);
+                vec![g.fm(x)]
+            });
         }
     }
 }

@@ -260,4 +260,14 @@ mod tests {
             validated(&PairwiseGrad(op), &[&[3, 5, d], &[3, 15]]);
         }
     }
+
+    #[test]
+    fn device() {
+        for (b, m, d) in [(3, 5, 3), (70, 27, 32), (1, 1, 4), (2, 8, 1), (5, 13, 8)] {
+            crate::graph::testing::check_device(|g| {
+                let x = g.state("x", [b, m, d]);
+                vec![g.pairwise(x)]
+            });
+        }
+    }
 }

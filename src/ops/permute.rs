@@ -184,4 +184,18 @@ mod tests {
         validated(&op(&[0, 2, 1, 3], &[2, 5, 3, 8]), &[&[2, 3, 5, 8]]);
         validated(&op(&[1, 0], &[5, 3]), &[&[3, 5]]);
     }
+
+    #[test]
+    fn device() {
+        crate::graph::testing::check_device(|g| {
+            let x = g.state("x", [3, 5, 2, 8]);
+            let y = g.state("y", [33, 17]);
+            vec![
+                g.permute(x, &[0, 2, 1, 3]),
+                g.permute(x, &[3, 2, 1, 0]),
+                g.permute(x, &[2, 0, 3, 1]),
+                g.permute(y, &[1, 0]),
+            ]
+        });
+    }
 }

@@ -200,4 +200,14 @@ mod tests {
             validated(&Pad(op), &[&[5, 2, d]]);
         }
     }
+
+    #[test]
+    fn device() {
+        for d in [8, 3] {
+            crate::graph::testing::check_device(|g| {
+                let x = g.state("x", [5, 9, d]);
+                vec![g.slice(x, 1, 2, 4), g.slice(x, 2, 1, 2), g.slice(x, 0, 4, 1)]
+            });
+        }
+    }
 }
