@@ -297,7 +297,7 @@ mod tests {
                         ("m", noise(rows * d, 2)),
                         ("v", squares(rows * d)),
                     ],
-                    &[("u", unique)],
+                    &[("u", unique.clone())],
                     1e-6,
                 );
             }
