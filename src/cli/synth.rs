@@ -1,6 +1,5 @@
 //! `birkhoff synth`: writes a click log whose best reachable normalized entropy is known.
 
-use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -8,6 +7,7 @@ use serde::Serialize;
 
 use super::args::SynthArgs;
 use super::output;
+use crate::data::is_stream;
 use crate::data::synth::{Synth, SynthSummary};
 
 /// Rows between two moves of the progress bar.
@@ -44,10 +44,6 @@ pub fn run(args: &SynthArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     output::line(&text)
-}
-
-fn is_stream(path: &Path) -> bool {
-    path.exists() && !path.is_file()
 }
 
 /// A bar on stderr; hidden where stderr is no terminal.
