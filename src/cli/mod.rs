@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub mod args;
+pub mod devices;
 pub mod output;
+pub mod synth;
 
 use args::{Cli, Command};
 
@@ -60,12 +62,12 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         }
         Command::Eval(_) => not_built("eval"),
         Command::Predict(_) => not_built("predict"),
-        Command::Synth(_) => not_built("synth"),
+        Command::Synth(args) => synth::run(&args),
         Command::Inspect(args) => {
             args.resolve_config()?;
             not_built("inspect")
         }
-        Command::Devices(_) => not_built("devices"),
+        Command::Devices(args) => devices::run(&args),
     }
 }
 
