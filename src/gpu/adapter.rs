@@ -112,54 +112,6 @@ pub struct AdapterReport {
     pub auto: bool,
 }
 
-/// The CPU executor's line of `birkhoff devices`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CpuReport {
-    /// Threads that the executor would use.
-    pub threads: usize,
-    /// Widest vector instructions found.
-    pub simd: String,
-}
-
-/// Describes the CPU executor on this machine.
-pub fn cpu_report() -> CpuReport {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    CpuReport { threads, simd: simd_name().to_string() }
-}
-
-fn simd_name() -> &'static str {
-    #[cfg(any(target_arch = "x86_64", target_arch = "x86"))]
-    {
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            return "avx512";
-        }
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            return "avx2+fma";
-        }
-        if std::arch::is_x86_feature_detected!("avx") {
-            return "avx";
-        }
-        "sse2"
-    }
-    #[cfg(target_arch = "aarch64")]
-    {
-        "neon"
-    }
-    #[cfg(target_arch = "wasm32")]
-    {
-        if cfg!(target_feature = "simd128") { "simd128" } else { "none" }
-    }
-    #[cfg(not(any(
-        target_arch = "x86_64",
-        target_arch = "x86",
-        target_arch = "aarch64",
-        target_arch = "wasm32"
-    )))]
-    {
-        "unknown"
-    }
-}
-
 fn instance() -> wgpu::Instance {
     wgpu::Instance::new(wgpu::InstanceDescriptor {
         backends: wgpu::Backends::PRIMARY,

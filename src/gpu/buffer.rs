@@ -331,15 +331,21 @@ fn span(piece: &Piece) -> (u64, u64) {
 /// A one-shot message from wgpu's map callback to the reader.
 #[derive(Default)]
 struct Arrival {
-    state: Mutex<(Option<Result<(), String>>, Option<Waker>)>,
+    state: Mutex<ArrivalState>,
+}
+
+#[derive(Default)]
+struct ArrivalState {
+    result: Option<Result<(), String>>,
+    reader: Option<Waker>,
 }
 
 impl Arrival {
     fn set(&self, result: Result<(), String>) {
         let waker = {
             let mut state = lock(&self.state);
-            state.0 = Some(result);
-            state.1.take()
+            state.result = Some(result);
+            state.reader.take()
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -349,10 +355,10 @@ impl Arrival {
     fn wait(&self) -> impl Future<Output = Result<(), String>> + '_ {
         std::future::poll_fn(|context| {
             let mut state = lock(&self.state);
-            match state.0.take() {
+            match state.result.take() {
                 Some(result) => std::task::Poll::Ready(result),
                 None => {
-                    state.1 = Some(context.waker().clone());
+                    state.reader = Some(context.waker().clone());
                     std::task::Poll::Pending
                 }
             }

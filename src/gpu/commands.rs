@@ -141,15 +141,16 @@ impl CommandList {
         };
         match (&self.uniforms, dispatch.params) {
             (Some(uniforms), Some((offset, size))) if size == bytes.len() as u64 => {
-                let mut words = [0; 1024];
-                let padded = bytes.len().next_multiple_of(4);
-                // wgpu copies whole words; blocks are whole words except for odd hand-made ones.
-                if padded == bytes.len() {
-                    self.gpu.queue().write_buffer(uniforms, offset, bytes);
-                } else if let Some(words) = words.get_mut(..padded) {
-                    words[..bytes.len()].copy_from_slice(bytes);
-                    self.gpu.queue().write_buffer(uniforms, offset, words);
+                let queue = self.gpu.queue();
+                if bytes.len().is_multiple_of(4) {
+                    queue.write_buffer(uniforms, offset, bytes);
+                } else {
+                    // wgpu copies whole words; a block of f16 may end in half of one.
+                    let mut words = bytes.to_vec();
+                    words.resize(bytes.len().next_multiple_of(4), 0);
+                    queue.write_buffer(uniforms, offset, &words);
                 }
+                self.gpu.check("updating parameters")?;
                 Ok(())
             }
             (_, params) => {

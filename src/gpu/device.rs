@@ -6,7 +6,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -66,11 +65,22 @@ pub(crate) struct Inner {
     pub(crate) staging: StagingPool,
     /// Answers of error scopes that a browser has not given yet.
     #[cfg(target_arch = "wasm32")]
-    pending: std::cell::RefCell<Vec<(Doing, ScopeAnswer)>>,
+    pending: LateAnswers,
 }
 
 #[cfg(target_arch = "wasm32")]
 type ScopeAnswer = std::pin::Pin<Box<dyn Future<Output = Option<wgpu::Error>>>>;
+
+#[cfg(target_arch = "wasm32")]
+#[derive(Default)]
+struct LateAnswers(std::cell::RefCell<Vec<(Doing, ScopeAnswer)>>);
+
+#[cfg(target_arch = "wasm32")]
+impl std::fmt::Debug for LateAnswers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} late answers", self.0.borrow().len())
+    }
+}
 
 /// What the device reported outside any scope.
 #[derive(Debug, Default)]
@@ -229,7 +239,7 @@ impl Gpu {
     pub async fn settle(&self, doing: &str) -> Result<(), GpuError> {
         #[cfg(target_arch = "wasm32")]
         {
-            let pending = std::mem::take(&mut *self.inner.pending.borrow_mut());
+            let pending = std::mem::take(&mut *self.inner.pending.0.borrow_mut());
             for (what, answer) in pending {
                 if let Some(error) = answer.await {
                     return Err(convert(error, &what));
@@ -266,23 +276,15 @@ impl Gpu {
         doing: &Doing,
         scope: impl Future<Output = Option<wgpu::Error>> + 'static,
     ) -> Option<wgpu::Error> {
-        #[cfg(not(target_arch = "wasm32"))]
-        {
-            let _ = doing;
-            match pin!(scope).poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(error) => error,
-                Poll::Pending => None,
-            }
-        }
-        #[cfg(target_arch = "wasm32")]
-        {
-            let mut scope: ScopeAnswer = Box::pin(scope);
-            match scope.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(error) => error,
-                Poll::Pending => {
-                    self.inner.pending.borrow_mut().push((doing.clone(), scope));
-                    None
-                }
+        let mut scope = Box::pin(scope);
+        match scope.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(error) => error,
+            Poll::Pending => {
+                #[cfg(target_arch = "wasm32")]
+                self.inner.pending.0.borrow_mut().push((doing.clone(), scope));
+                #[cfg(not(target_arch = "wasm32"))]
+                tracing::debug!("no answer while {}", doing.text());
+                None
             }
         }
     }
@@ -370,5 +372,30 @@ fn convert(error: wgpu::Error, doing: &Doing) -> GpuError {
     match doing {
         Doing::Compile(kernel) => GpuError::Shader { kernel: kernel.clone(), message },
         other => GpuError::Validation { doing: other.text(), message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scoped_errors_name_what_was_made() {
+        let source = || Box::new(std::fmt::Error);
+        let memory = || wgpu::Error::OutOfMemory { source: source() };
+        let invalid = || wgpu::Error::Validation {
+            source: source(),
+            description: "Validation Error\n\nCaused by:\n  bad\n".to_string(),
+        };
+        let allocate = Doing::Allocate("tensor layers.2.wq".to_string(), 3 << 30);
+        let text = convert(memory(), &allocate).to_string();
+        assert!(text.starts_with("out of device memory for tensor layers.2.wq (3 GiB)"), "{text}");
+        let compile = Doing::Compile("softmax".to_string());
+        assert_eq!(convert(invalid(), &compile).to_string(), "kernel softmax: bad");
+        let step = Doing::Step("preparing training step".to_string());
+        let text = convert(invalid(), &step).to_string();
+        assert_eq!(text, "the device refused an operation while preparing training step: bad");
+        let text = convert(memory(), &step).to_string();
+        assert!(text.contains("while preparing training step"), "{text}");
     }
 }

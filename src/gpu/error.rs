@@ -33,11 +33,11 @@ pub enum GpuError {
         message: String,
     },
     /// The device has no room for a buffer.
-    #[error("out of device memory for {what} ({}); use a smaller batch or model, or --device cpu", human_bytes(*bytes))]
+    #[error("out of device memory for {what}{}; use a smaller batch or model, or --device cpu", of_bytes(*bytes))]
     OutOfMemory {
         /// Tensor or buffer.
         what: String,
-        /// Its size.
+        /// Its size; 0 where it is the driver that ran out.
         bytes: u64,
     },
     /// A buffer or a launch exceeds what the device can ever do.
@@ -131,6 +131,10 @@ pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     one_line(&text)
+}
+
+fn of_bytes(bytes: u64) -> String {
+    if bytes == 0 { String::new() } else { format!(" ({})", human_bytes(bytes)) }
 }
 
 /// `1536` as `1.5 KiB`.

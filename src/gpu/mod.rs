@@ -31,3 +31,4 @@ pub use device::{Gpu, GpuOptions, LimitsMode};
 pub use error::GpuError;
 pub use kernel::{Bind, Kernel, fold_groups};
 pub use profile::Profile;
+pub use report::{CpuReport, cpu_report, render_devices};

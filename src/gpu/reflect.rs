@@ -127,11 +127,11 @@ pub(crate) fn parse(kernel: &Kernel, capabilities: Capabilities) -> Result<Parse
 fn validate(
     module: &Module,
     capabilities: Capabilities,
-) -> Result<ModuleInfo, naga::WithSpan<naga::valid::ValidationError>> {
+) -> Result<ModuleInfo, Box<naga::WithSpan<naga::valid::ValidationError>>> {
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     validator.subgroup_stages(naga::valid::ShaderStages::COMPUTE);
     validator.subgroup_operations(naga::valid::SubgroupOperationSet::all());
-    validator.validate(module)
+    validator.validate(module).map_err(Box::new)
 }
 
 /// `line 12:5 "let x = y;": message`, so that generated source need not be dumped to understand it.

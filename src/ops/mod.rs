@@ -5,11 +5,18 @@
 
 pub mod access;
 pub mod attention;
+pub mod concat;
+pub mod conv2d;
+pub mod copy;
 pub mod cpu;
+pub mod embedding;
+pub mod embedding_grad;
 pub mod expr;
 pub mod layer_norm;
+pub mod fm;
 pub mod map;
 pub mod matmul;
+pub mod matmul_tune;
 pub mod matmul_wgsl;
 pub mod norm_params;
 pub mod real;
@@ -17,6 +24,16 @@ pub mod reduce;
 pub mod rms_norm;
 pub mod row;
 pub mod softmax;
+pub mod optim;
+pub mod optim_rows;
+pub mod pairwise;
+pub mod permute;
+pub mod real;
+pub mod reduce;
+pub mod slice;
+pub mod sparse_index;
+pub mod sum_squares;
+pub mod tile;
 
 use crate::gpu::kernel::Kernel;
 use crate::graph::{Graph, Shape, Tensor};
@@ -125,6 +142,11 @@ pub trait Op: Debug + Send + Sync + Any {
         vec![]
     }
 
+    /// The pairs that also share on the device, where the shader must bind the buffer only once.
+    fn may_alias_gpu(&self) -> Vec<(usize, usize)> {
+        self.may_alias()
+    }
+
     /// The same operation with one more input, added to output 0, if it has such a form.
     fn with_accumulate(&self) -> Option<Box<dyn Op>> {
         None
@@ -137,6 +159,13 @@ pub trait Op: Debug + Send + Sync + Any {
 
     /// The shader launches.
     fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch;
+}
+
+/// The bytes of a uniform block in WGSL layout.
+pub fn uniform<T: encase::ShaderType + encase::internal::WriteInto>(params: &T) -> Vec<u8> {
+    let mut b = encase::StorageBuffer::new(Vec::new());
+    b.write(params).expect("a vector grows");
+    b.into_inner()
 }
 
 /// Both precisions from one generic `fn run<T: Real>(&self, c: &mut Cpu<'_, T>)`.
