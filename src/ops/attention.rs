@@ -534,4 +534,14 @@ mod tests {
             validate(&AttentionGrad { dims: op.dims }, &[&x, &x, &x, &x, &lse, &x]);
         }
     }
+
+    #[test]
+    fn device_agrees() {
+        for s in SIZES {
+            crate::graph::testing::check_device(|g| {
+                let t = ["q", "k", "v"].map(|n| g.state(n, &dims(s)[..]));
+                vec![g.attention(t[0], t[1], t[2], s.2)]
+            });
+        }
+    }
 }
