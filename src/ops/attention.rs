@@ -67,14 +67,13 @@ impl Dims {
 }
 
 /// Columns in one lane group of the gradients of k and v.
-const COLS: usize = 16;
+const COLS: usize = 8;
 /// Keys (rows) whose sums advance together there.
 const KEYS: usize = 8;
 
-/// c[r][·] = (or +=, if `ADD`) Σ_t a[r·rs + t·ts]·b[t][·], `R` rows of accumulators at a time.
-/// With `ADD` the number of rows is a multiple of `R`.
+/// c[r][·] = Σ_t a[r·rs + t·ts]·b[t][·], `R` rows of accumulators at a time.
 #[inline(always)]
-fn product<T: Real, const L: usize, const R: usize, const ADD: bool>(
+fn product<T: Real, const L: usize, const R: usize>(
     a: &[T],
     rs: usize,
     ts: usize,
@@ -86,7 +85,7 @@ fn product<T: Real, const L: usize, const R: usize, const ADD: bool>(
     let mut r0 = 0;
     while r0 + R <= rows {
         let c: &mut [[T; L]; R] = (&mut c[r0..r0 + R]).try_into().expect("R rows");
-        let mut acc = if ADD { *c } else { [[T::ZERO; L]; R] };
+        let mut acc = [[T::ZERO; L]; R];
         for (t, b) in b.iter().enumerate() {
             for (r, acc) in acc.iter_mut().enumerate() {
                 // SAFETY: r0 + r < rows and t < b.len(), so the assertion above covers the index.
@@ -98,7 +97,7 @@ fn product<T: Real, const L: usize, const R: usize, const ADD: bool>(
         }
         *c = acc;
         // the last rows once more together with some before them, rather than one by one
-        r0 = if !ADD && r0 + R < rows && r0 + 2 * R > rows { rows - R } else { r0 + R };
+        r0 = if r0 + R < rows && r0 + 2 * R > rows { rows - R } else { r0 + R };
     }
     for (r, c) in c.iter_mut().enumerate().skip(r0) {
         let mut acc = [T::ZERO; L];
@@ -112,19 +111,65 @@ fn product<T: Real, const L: usize, const R: usize, const ADD: bool>(
     }
 }
 
+/// Gradients of k and v of one group of columns, both at once: c[r][·] (+= if `add`) is
+/// Σ_t (ds, a)[r][t] ⊙ (q, do)[t][·], the pairs side by side. `ld` pairs a row; rows are a multiple of `KEYS`.
+#[inline(always)]
+fn pair_product<T: Real>(
+    a: &[[T; 2]],
+    ld: usize,
+    b: &[[[T; 2]; COLS]],
+    c: &mut [[[T; 2]; COLS]],
+    add: bool,
+) {
+    assert!(b.len() <= ld && c.len() * ld <= a.len());
+    for (c, a) in c.as_chunks_mut::<KEYS>().0.iter_mut().zip(a.chunks_exact(KEYS * ld)) {
+        let mut acc = if add { *c } else { [[[T::ZERO; 2]; COLS]; KEYS] };
+        for (t, b) in b.iter().enumerate() {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: r < KEYS, t < b.len() ≤ ld, and the chunk has KEYS·ld pairs.
+                let x = unsafe { *a.get_unchecked(r * ld + t) };
+                for (acc, b) in acc.iter_mut().zip(b) {
+                    acc[0] += x[0] * b[0];
+                    acc[1] += x[1] * b[1];
+                }
+            }
+        }
+        *c = acc;
+    }
+}
+
 /// to[c][lane] = from[lane·d + c]·scale for the lanes that exist, zero beyond.
 #[inline(always)]
 fn to_lanes<T: Real, const L: usize>(from: &[T], d: usize, n: usize, scale: T, to: &mut [[T; L]]) {
+    if n < L {
+        to.fill([T::ZERO; L]);
+    }
     let dk = to.len();
-    for lane in 0..L {
-        if lane < n {
-            for (to, x) in to.iter_mut().zip(&from[lane * d..][..dk]) {
-                to[lane] = *x * scale;
+    let mut l0 = 0;
+    while l0 + 8 <= n {
+        let mut c0 = 0;
+        while c0 + 8 <= dk {
+            let mut x = [[T::ZERO; 8]; 8];
+            for (l, x) in x.iter_mut().enumerate() {
+                x.copy_from_slice(&from[(l0 + l) * d + c0..][..8]);
             }
-        } else {
-            for to in to.iter_mut() {
-                to[lane] = T::ZERO;
+            for (c, to) in to[c0..c0 + 8].iter_mut().enumerate() {
+                for (l, to) in to[l0..l0 + 8].iter_mut().enumerate() {
+                    *to = x[l][c] * scale;
+                }
             }
+            c0 += 8;
+        }
+        for (c, to) in to.iter_mut().enumerate().skip(c0) {
+            for (l, to) in to[l0..l0 + 8].iter_mut().enumerate() {
+                *to = from[(l0 + l) * d + c] * scale;
+            }
+        }
+        l0 += 8;
+    }
+    for lane in l0..n.min(L) {
+        for (to, x) in to.iter_mut().zip(&from[lane * d..][..dk]) {
+            to[lane] = *x * scale;
         }
     }
 }
@@ -167,7 +212,7 @@ fn forward<T: Real, const L: usize, const R: usize>(
                 let at = block * L * d + h * dk;
                 let n = lse.len();
                 to_lanes(&q[at..], d, n, scale, &mut qt);
-                product::<T, L, R, false>(k, d, 1, &qt, &mut p);
+                product::<T, L, R>(k, d, 1, &qt, &mut p);
                 let mut top = p[0];
                 for p in &p[1..] {
                     for (t, p) in top.iter_mut().zip(p) {
@@ -181,7 +226,7 @@ fn forward<T: Real, const L: usize, const R: usize>(
                         *s += *p;
                     }
                 }
-                product::<T, L, R, false>(v, 1, d, &p, &mut ot);
+                product::<T, L, R>(v, 1, d, &p, &mut ot);
                 let mut inv = [T::ZERO; L];
                 for (i, s) in inv.iter_mut().zip(&sum) {
                     *i = T::ONE / *s;
@@ -220,20 +265,17 @@ fn backward<T: Real, const L: usize, const R: usize>(
     let mut qt = vec![[T::ZERO; L]; dk];
     let mut dot = vec![[T::ZERO; L]; dk];
     let mut dqt = vec![[T::ZERO; L]; dk];
-    // rows beyond m stay zero
-    let mut p = vec![[T::ZERO; L]; m8];
-    let mut ds = vec![[T::ZERO; L]; m8];
-    let mut cols = [[T::ZERO; COLS]; L];
-    let mut dkt = vec![[T::ZERO; COLS]; groups * m8];
-    let mut dvt = vec![[T::ZERO; COLS]; groups * m8];
+    let mut p = vec![[T::ZERO; L]; m];
+    let mut ds = vec![[T::ZERO; L]; m];
+    let mut pairs = vec![[T::ZERO; 2]; m8 * L];
+    let mut cols = [[[T::ZERO; 2]; COLS]; L];
+    let mut keys = vec![[[T::ZERO; 2]; COLS]; groups * m8];
     for e in 0..dq.len() / (m * d) {
         let of = e * m * d;
         for h in 0..s.heads {
             let head = of + h * dk;
             let (k, v) = (&x.k[head..], &x.v[head..]);
             let lse = &x.lse[(e * s.heads + h) * m..][..m];
-            dkt.fill([T::ZERO; COLS]);
-            dvt.fill([T::ZERO; COLS]);
             for (block, lse) in lse.chunks(L).enumerate() {
                 let at = head + block * L * d;
                 let n = lse.len();
@@ -242,43 +284,40 @@ fn backward<T: Real, const L: usize, const R: usize>(
                 to_lanes(dout, d, n, T::ONE, &mut dot);
                 let mut l = [T::ZERO; L];
                 l[..n].copy_from_slice(lse);
-                product::<T, L, R, false>(k, d, 1, &qt, &mut p[..m]);
-                product::<T, L, R, false>(v, d, 1, &dot, &mut ds[..m]);
+                product::<T, L, R>(k, d, 1, &qt, &mut p);
+                product::<T, L, R>(v, d, 1, &dot, &mut ds);
                 // D = do·o = Σ_j a_j·(do·v_j)
                 let mut big_d = [T::ZERO; L];
-                for (p, ds) in p[..m].iter_mut().zip(&ds) {
+                for (p, ds) in p.iter_mut().zip(&ds) {
                     for (((p, ds), l), b) in p.iter_mut().zip(ds).zip(&l).zip(&mut big_d) {
                         *p = (*p - *l).exp();
                         *b += *p * *ds;
                     }
                 }
-                for (p, ds) in p[..m].iter().zip(&mut ds) {
-                    for ((p, ds), b) in p.iter().zip(ds).zip(&big_d) {
+                // pairs beyond the m-th row stay zero
+                let rows = p.iter().zip(&mut ds).zip(pairs.as_chunks_mut::<L>().0);
+                for ((p, ds), pairs) in rows {
+                    for (((p, ds), b), pair) in p.iter().zip(ds).zip(&big_d).zip(pairs) {
                         *ds = *p * (*ds - *b);
+                        *pair = [*ds, *p];
                     }
                 }
-                product::<T, L, R, false>(k, 1, d, &ds[..m], &mut dqt);
+                product::<T, L, R>(k, 1, d, &ds, &mut dqt);
                 from_lanes(&dqt, &[scale; L], n, d, &mut dq[at..]);
                 // keys: sums over the queries, with the columns in lanes
-                for g in 0..groups {
+                for (g, keys) in keys.chunks_exact_mut(m8).enumerate() {
                     let (c0, w) = (g * COLS, (dk - g * COLS).min(COLS));
-                    let keys = g * m8..(g + 1) * m8;
-                    for (to, q) in cols[..n].iter_mut().zip(q.chunks(d)) {
-                        load_cols(&q[c0..c0 + w], scale, to);
+                    for ((to, q), dout) in cols[..n].iter_mut().zip(q.chunks(d)).zip(dout.chunks(d)) {
+                        load_pairs(&q[c0..c0 + w], scale, &dout[c0..c0 + w], to);
                     }
-                    product::<T, COLS, KEYS, true>(ds.as_flattened(), L, 1, &cols[..n], &mut dkt[keys.clone()]);
-                    for (to, dout) in cols[..n].iter_mut().zip(dout.chunks(d)) {
-                        load_cols(&dout[c0..c0 + w], T::ONE, to);
-                    }
-                    product::<T, COLS, KEYS, true>(p.as_flattened(), L, 1, &cols[..n], &mut dvt[keys]);
+                    pair_product(&pairs, L, &cols[..n], keys, block > 0);
                 }
             }
-            for (from, to) in [(&dkt, &mut *dk_out), (&dvt, &mut *dv_out)] {
-                for g in 0..groups {
-                    let w = (dk - g * COLS).min(COLS);
-                    for (row, from) in from[g * m8..][..m].iter().enumerate() {
-                        store_cols(from, &mut to[head + row * d + g * COLS..][..w]);
-                    }
+            for (g, keys) in keys.chunks_exact(m8).enumerate() {
+                let w = (dk - g * COLS).min(COLS);
+                for (row, keys) in keys[..m].iter().enumerate() {
+                    let at = head + row * d + g * COLS;
+                    store_pairs(keys, &mut dk_out[at..at + w], &mut dv_out[at..at + w]);
                 }
             }
         }
@@ -286,25 +325,24 @@ fn backward<T: Real, const L: usize, const R: usize>(
 }
 
 #[inline(always)]
-fn load_cols<T: Real>(from: &[T], scale: T, to: &mut [T; COLS]) {
-    if let Ok(from) = <&[T; COLS]>::try_from(from) {
-        for (to, x) in to.iter_mut().zip(from) {
-            *to = *x * scale;
+fn load_pairs<T: Real>(q: &[T], scale: T, dout: &[T], to: &mut [[T; 2]; COLS]) {
+    if let (Ok(q), Ok(dout)) = (<&[T; COLS]>::try_from(q), <&[T; COLS]>::try_from(dout)) {
+        for ((to, q), dout) in to.iter_mut().zip(q).zip(dout) {
+            *to = [*q * scale, *dout];
         }
     } else {
-        *to = [T::ZERO; COLS];
-        for (to, x) in to.iter_mut().zip(from) {
-            *to = *x * scale;
+        *to = [[T::ZERO; 2]; COLS];
+        for ((to, q), dout) in to.iter_mut().zip(q).zip(dout) {
+            *to = [*q * scale, *dout];
         }
     }
 }
 
 #[inline(always)]
-fn store_cols<T: Real>(from: &[T; COLS], to: &mut [T]) {
-    if let Ok(to) = <&mut [T; COLS]>::try_from(&mut *to) {
-        *to = *from;
-    } else {
-        to.copy_from_slice(&from[..to.len()]);
+fn store_pairs<T: Real>(from: &[[T; 2]; COLS], dk: &mut [T], dv: &mut [T]) {
+    for ((from, dk), dv) in from.iter().zip(dk).zip(dv) {
+        *dk = from[0];
+        *dv = from[1];
     }
 }
 
