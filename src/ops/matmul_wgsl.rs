@@ -89,11 +89,7 @@ impl MatmulSpec {
     pub fn lens(&self) -> [usize; 3] {
         let count = |batched: bool| if batched { self.batch as usize } else { 1 };
         let (m, n, k) = (self.m as usize, self.n as usize, self.k as usize);
-        [
-            count(self.a_batched) * m * k,
-            count(self.b_batched) * k * n,
-            self.out_batch() as usize * m * n,
-        ]
+        [count(self.a_batched) * m * k, count(self.b_batched) * k * n, self.out_batch() as usize * m * n]
     }
 }
 
@@ -171,6 +167,20 @@ impl Variant {
             Variant::Naive => Variant::Naive,
             Variant::Register { tm, tn, threads, .. } => Variant::Register { tm, tn, threads, split },
             Variant::Shared { tile, .. } => Variant::Shared { tile, split },
+        }
+    }
+
+    /// Whether the tile is one that [`kernels`] can write.
+    pub fn is_valid(&self) -> bool {
+        match *self {
+            Variant::Naive => true,
+            Variant::Register { tm, tn, threads, split } => {
+                (1..=16).contains(&tm)
+                    && (tn == 1 || (4..=16).contains(&tn) && tn.is_multiple_of(4))
+                    && (1..=256).contains(&threads)
+                    && split >= 1
+            }
+            Variant::Shared { tile, split } => (tile == 4 || tile == 8) && split >= 1,
         }
     }
 
@@ -262,10 +272,7 @@ fn build(label: String, plan: &Plan, buffers: &[Buffer], groups: u64, body: &str
         let Buffer { bind, name, vec, .. } = buffer;
         let access = if buffer.write { "read_write" } else { "read" };
         let ty = if *vec { "vec4<f32>" } else { "f32" };
-        let _ = writeln!(
-            source,
-            "@group(0) @binding({i}) var<storage, {access}> {name}: array<{ty}>;"
-        );
+        let _ = writeln!(source, "@group(0) @binding({i}) var<storage, {access}> {name}: array<{ty}>;");
         bindings.push(*bind);
     }
     let _ = writeln!(source, "@group(0) @binding({}) var<uniform> p: Params;", bindings.len());

@@ -35,10 +35,7 @@ impl Gpu {
             println!("SKIP: no Vulkan adapter");
             return None;
         };
-        let desc = wgpu::DeviceDescriptor {
-            required_limits: wgpu::Limits::default(),
-            ..Default::default()
-        };
+        let desc = wgpu::DeviceDescriptor { required_limits: wgpu::Limits::default(), ..Default::default() };
         let (device, queue) = pollster::block_on(adapter.request_device(&desc)).expect("a device");
         Some(Self { device, queue, info: adapter.get_info(), trusted })
     }
@@ -97,9 +94,7 @@ impl Gpu {
         let module = if self.trusted {
             // SAFETY: every index is clamped or guarded by the kernel against sizes that `job`'s callers
             // allocate; tests run the same kernels with checks on.
-            unsafe {
-                self.device.create_shader_module_trusted(desc, wgpu::ShaderRuntimeChecks::unchecked())
-            }
+            unsafe { self.device.create_shader_module_trusted(desc, wgpu::ShaderRuntimeChecks::unchecked()) }
         } else {
             self.device.create_shader_module(desc)
         };

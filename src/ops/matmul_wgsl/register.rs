@@ -50,7 +50,8 @@ impl Operand {
         k_inner: bool,
         k: u32,
     ) -> Self {
-        let vec = if k_inner { k.is_multiple_of(4) } else { count.is_multiple_of(4) && tile.is_multiple_of(4) };
+        let vec =
+            if k_inner { k.is_multiple_of(4) } else { count.is_multiple_of(4) && tile.is_multiple_of(4) };
         Self { upper, lower, tile, rows, k_inner, vec, exact: count.is_multiple_of(tile) }
     }
 
@@ -208,7 +209,10 @@ fn sum_loops(plan: &Plan, vec_a: bool, vec_b: bool, main: &str, tail: &str) -> S
 ";
         (head, "  }\n")
     } else {
-        ("  {\n    let product = b;\n    var k = part * p.chunk;\n    let k_end = min(k + p.chunk, p.k);\n", "  }\n")
+        (
+            "  {\n    let product = b;\n    var k = part * p.chunk;\n    let k_end = min(k + p.chunk, p.k);\n",
+            "  }\n",
+        )
     };
     let mut text = format!("{head}{bases}");
     if plan.spec.k >= 4 && !main.is_empty() {

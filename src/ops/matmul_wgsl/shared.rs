@@ -48,8 +48,7 @@ fn fill(name: char, rows: &str, first: &str, k_inner: bool, vec: bool, threads: 
                     let row = format!("min({first} + rb * 4u, p.{rows} - 4u)");
                     format!("select(vec4<f32>(), {name}[(o{e} + {row}) / 4u], {ok})")
                 } else {
-                    let one =
-                        |c: u32| format!("{name}[o{e} + min({first} + rb * 4u + {c}u, p.{rows} - 1u)]");
+                    let one = |c: u32| format!("{name}[o{e} + min({first} + rb * 4u + {c}u, p.{rows} - 1u)]");
                     let all = format!("vec4<f32>({}, {}, {}, {})", one(0), one(1), one(2), one(3));
                     format!("select(vec4<f32>(), {all}, {ok})")
                 }
@@ -124,15 +123,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) groups: 
     let _ = writeln!(body, "  for (var k = k_start; k < k_end; k += {STEPS}u) {{");
     body += &fill('A', "m", "first_m", a_inner, vec_a, threads);
     body += &fill('B', "n", "first_n", b_inner, vec_b, threads);
-    let _ =
-        writeln!(body, "    workgroupBarrier();\n    for (var step = 0u; step < {STEPS}u; step++) {{");
+    let _ = writeln!(body, "    workgroupBarrier();\n    for (var step = 0u; step < {STEPS}u; step++) {{");
     for (name, first) in [('a', "down"), ('b', "across")] {
         for v in 0..vecs {
-            let _ = writeln!(
-                body,
-                "      let {name}{v} = tile_{name}[step * {}u + {first} + {v}u];",
-                SIDE / 4
-            );
+            let _ =
+                writeln!(body, "      let {name}{v} = tile_{name}[step * {}u + {first} + {v}u];", SIDE / 4);
         }
     }
     for i in 0..tile {
