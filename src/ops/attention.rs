@@ -23,7 +23,7 @@ pub struct Attention {
     dims: Dims,
 }
 
-/// Backward: q, k, v, o, lse, do → dq, dk, dv.
+/// Backward: q, k, v, o, lse, do → dq, dk, dv. (The shader reads o; here D comes from sums at hand.)
 #[derive(Clone, Debug)]
 pub struct AttentionGrad {
     dims: Dims,
@@ -86,7 +86,7 @@ fn product<T: Real, const L: usize, const R: usize, const ADD: bool>(
     let mut r0 = 0;
     while r0 + R <= rows {
         let c: &mut [[T; L]; R] = (&mut c[r0..r0 + R]).try_into().expect("R rows");
-        let mut acc = [[T::ZERO; L]; R];
+        let mut acc = if ADD { *c } else { [[T::ZERO; L]; R] };
         for (t, b) in b.iter().enumerate() {
             for (r, acc) in acc.iter_mut().enumerate() {
                 // SAFETY: r0 + r < rows and t < b.len(), so the assertion above covers the index.
@@ -96,15 +96,7 @@ fn product<T: Real, const L: usize, const R: usize, const ADD: bool>(
                 }
             }
         }
-        if ADD {
-            for (c, acc) in c.iter_mut().zip(&acc) {
-                for (c, acc) in c.iter_mut().zip(acc) {
-                    *c += *acc;
-                }
-            }
-        } else {
-            *c = acc;
-        }
+        *c = acc;
         // the last rows once more together with some before them, rather than one by one
         r0 = if !ADD && r0 + R < rows && r0 + 2 * R > rows { rows - R } else { r0 + R };
     }
@@ -209,7 +201,6 @@ struct Saved<'a, T> {
     q: &'a [T],
     k: &'a [T],
     v: &'a [T],
-    o: &'a [T],
     lse: &'a [T],
     dout: &'a [T],
 }
@@ -246,21 +237,23 @@ fn backward<T: Real, const L: usize, const R: usize>(
             for (block, lse) in lse.chunks(L).enumerate() {
                 let at = head + block * L * d;
                 let n = lse.len();
-                let (q, dout, o) = (&x.q[at..], &x.dout[at..], &x.o[at..]);
+                let (q, dout) = (&x.q[at..], &x.dout[at..]);
                 to_lanes(q, d, n, scale, &mut qt);
                 to_lanes(dout, d, n, T::ONE, &mut dot);
-                // lse and D = Σ do·o of each query
                 let mut l = [T::ZERO; L];
                 l[..n].copy_from_slice(lse);
-                let mut big_d = [T::ZERO; L];
-                for (lane, b) in big_d[..n].iter_mut().enumerate() {
-                    *b = super::real::dot(&dout[lane * d..][..dk], &o[lane * d..][..dk]);
-                }
                 product::<T, L, R, false>(k, d, 1, &qt, &mut p[..m]);
                 product::<T, L, R, false>(v, d, 1, &dot, &mut ds[..m]);
-                for (p, ds) in p[..m].iter_mut().zip(&mut ds) {
-                    for (((p, ds), l), b) in p.iter_mut().zip(ds).zip(&l).zip(&big_d) {
+                // D = do·o = Σ_j a_j·(do·v_j)
+                let mut big_d = [T::ZERO; L];
+                for (p, ds) in p[..m].iter_mut().zip(&ds) {
+                    for (((p, ds), l), b) in p.iter_mut().zip(ds).zip(&l).zip(&mut big_d) {
                         *p = (*p - *l).exp();
+                        *b += *p * *ds;
+                    }
+                }
+                for (p, ds) in p[..m].iter().zip(&mut ds) {
+                    for ((p, ds), b) in p.iter().zip(ds).zip(&big_d) {
                         *ds = *p * (*ds - *b);
                     }
                 }
@@ -394,7 +387,6 @@ impl AttentionGrad {
             q: c.input(0),
             k: c.input(1),
             v: c.input(2),
-            o: c.input(3),
             lse: c.input(4),
             dout: c.input(5),
         };
@@ -412,7 +404,6 @@ impl AttentionGrad {
                         q: &all.q[lo..hi],
                         k: &all.k[lo..hi],
                         v: &all.v[lo..hi],
-                        o: &all.o[lo..hi],
                         lse: &all.lse[i * block * s.heads * s.m..],
                         dout: &all.dout[lo..hi],
                     };
@@ -541,6 +532,16 @@ mod tests {
             let op = Attention::new(Shape::new(&x), s.2);
             validate(&op, &[&x, &x, &x]);
             validate(&AttentionGrad { dims: op.dims }, &[&x, &x, &x, &x, &lse, &x]);
+        }
+    }
+
+    #[test]
+    fn device_agrees() {
+        for s in SIZES {
+            crate::graph::testing::check_device(|g| {
+                let t = ["q", "k", "v"].map(|n| g.state(n, &dims(s)[..]));
+                vec![g.attention(t[0], t[1], t[2], s.2)]
+            });
         }
     }
 }

@@ -327,4 +327,19 @@ mod tests {
             validate(&LayerNormGrad { accumulate: true }, &[&x, &[d], &[15, 2], &x, &x]);
         }
     }
+
+    #[test]
+    fn device_agrees() {
+        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![1, 12], vec![9, 40, 7]] {
+            let d = *s.last().unwrap();
+            crate::graph::testing::check_device(|g| {
+                let (x, gamma, beta) = (g.state("x", &s[..]), g.state("g", [d]), g.state("b", [d]));
+                let y = g.layer_norm(x, gamma, beta);
+                // mid-graph: the gradient accumulates in place
+                let x2 = g.affine(x, 2.0, 1.0);
+                let z = g.layer_norm(x2, gamma, beta);
+                vec![y, g.add(z, x2)]
+            });
+        }
+    }
 }

@@ -308,4 +308,18 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn device_agrees() {
+        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![9, 40, 12]] {
+            let d = *s.last().unwrap();
+            crate::graph::testing::check_device(|g| {
+                let (x, w) = (g.state("x", &s[..]), g.state("w", [d]));
+                let y = g.rms_norm(x, Some(w), 1e-2);
+                let x2 = g.affine(x, 2.0, 1.0);
+                let z = g.rms_norm(x2, None, 1e-2);
+                vec![y, g.add(z, x2)]
+            });
+        }
+    }
 }

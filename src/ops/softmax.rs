@@ -207,4 +207,15 @@ mod tests {
             validate(&SoftmaxGrad { d }, &[&[3, 5, d], &[3, 5, d]]);
         }
     }
+
+    #[test]
+    fn device_agrees() {
+        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![9, 40, 27]] {
+            crate::graph::testing::check_device(|g| {
+                let x = g.state("x", &s[..]);
+                let x2 = g.affine(x, 5.0, 1.0);
+                vec![g.softmax(x), g.softmax(x2)]
+            });
+        }
+    }
 }
