@@ -4,14 +4,36 @@
 //! elsewhere: everything that the graph, the passes and the executors need is behind [`Op`].
 
 pub mod access;
+pub mod attention;
+pub mod concat;
+pub mod conv2d;
+pub mod copy;
 pub mod cpu;
+pub mod embedding;
+pub mod embedding_grad;
 pub mod expr;
+pub mod layer_norm;
+pub mod fm;
 pub mod map;
 pub mod matmul;
 pub mod matmul_tune;
 pub mod matmul_wgsl;
+pub mod norm_params;
 pub mod real;
 pub mod reduce;
+pub mod rms_norm;
+pub mod row;
+pub mod softmax;
+pub mod optim;
+pub mod optim_rows;
+pub mod pairwise;
+pub mod permute;
+pub mod real;
+pub mod reduce;
+pub mod slice;
+pub mod sparse_index;
+pub mod sum_squares;
+pub mod tile;
 
 use crate::gpu::kernel::Kernel;
 use crate::graph::{Graph, Shape, Tensor};
