@@ -34,7 +34,7 @@ build: toolchain ## The program, optimised
 
 .PHONY: demo
 demo: build ## Train a small DHEN with mHC residuals on synthetic clicks; about ten minutes with the build
-	@BIRKHOFF="$(BIN)" sh examples/demo.sh
+	@BIRKHOFF="$(BIN)" sh examples/demo.sh $(ARGS)
 
 .PHONY: test
 test: setup ## All tests

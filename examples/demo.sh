@@ -32,7 +32,7 @@ echo "2. One pass of training: four DHEN layers (attention + linear), mHC residu
 "$birkhoff" train --train "$work/train.tsv" --valid "$work/valid.tsv" --format criteo \
     --out "$work/run" --device "$device" --json "$@" >"$work/train.jsonl"
 
-echo "3. The trained run, on the rows that it has not seen"
+echo "3. The trained run, on the validation rows"
 "$birkhoff" eval "$work/run" --data "$work/valid.tsv" --device "$device" --json >"$work/eval.json"
 
 truth=$(number truth_ne "$work/synth-valid.json")
@@ -45,7 +45,7 @@ if [ -z "$truth" ] || [ -z "$model" ]; then
 fi
 
 awk -v truth="$truth" -v model="$model" -v auc="${auc:-0}" -v truth_auc="${truth_auc:-0}" 'BEGIN {
-    printf "\nnormalized entropy (lower is better) of %s\n", "the validation rows"
+    printf "\nnormalized entropy, lower is better\n"
     printf "  base rate      1.0000   (predicts the average for every row)   AUC 0.5000\n"
     printf "  model          %.4f   (this run)                              AUC %.4f\n", model, auc
     printf "  planted truth  %.4f   (no model can expect to do better)      AUC %.4f\n", truth, truth_auc

@@ -4,6 +4,7 @@
 //! elsewhere: everything that the graph, the passes and the executors need is behind [`Op`].
 
 pub mod access;
+pub mod accumulate;
 pub mod attention;
 pub mod concat;
 pub mod conv2d;
@@ -31,6 +32,7 @@ pub mod slice;
 pub mod softmax;
 pub mod sparse_index;
 pub mod sum_squares;
+pub mod tempstub;
 pub mod tile;
 
 use crate::gpu::kernel::Kernel;

@@ -95,8 +95,8 @@ impl Op for Permute {
         let (mut d, mut s) = self.walk();
         let unit = if s[3] == 1 { unit(&[d[3]]) } else { 1 };
         d[3] /= unit;
-        for k in 0..3 {
-            s[k] /= unit;
+        for stride in &mut s[..3] {
+            *stride /= unit;
         }
         let p: Vec<u32> = d.iter().chain(&s).map(|&v| v as u32).collect();
         Kernel {

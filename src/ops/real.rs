@@ -210,7 +210,7 @@ pub fn sum<T: Real>(a: &[T]) -> T {
 fn fold16<T: Real>(mut s: [T; 16]) -> T {
     for w in [8, 4, 2, 1] {
         for i in 0..w {
-            s[i] = s[i] + s[i + w];
+            s[i] += s[i + w];
         }
     }
     s[0]

@@ -189,7 +189,7 @@ pub(crate) mod tests {
                     .collect();
                 assert_eq!(bound, (0..=k.bindings.len() as u32).collect::<Vec<_>>(), "{}", k.label);
                 assert!(k.bindings.len() <= 8);
-                assert!(k.groups.iter().all(|&g| g >= 1 && g <= 65_535));
+                assert!(k.groups.iter().all(|&g| (1..=65_535).contains(&g)));
                 if let Some((i, _)) = in_place {
                     assert!(!k.bindings.contains(&Bind::In(i)));
                 }
