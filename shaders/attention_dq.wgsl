@@ -1,12 +1,13 @@
-// Adjoint of attention to the queries, one (example, head, query) an invocation. With a_j the recomputed
+// Adjoint of attention to the queries, T of one (example, head) an invocation. With a_j the recomputed
 // weight, ds_j = a_j·(do·v_j − D), D = do·o: dq = scale·Σ_j ds_j·k_j. D is kept for attention_dkv.
 struct P {
-    rows : u32, // batch · heads · m
+    tiles : u32, // batch · heads · ⌈m / T⌉
     m : u32,
     heads : u32,
     scale : f32,
 }
 const N = {{N}}u; // vectors a head
+const T = {{T}}u; // queries an invocation
 alias V = vec4<f32>; // if vec4
 alias V = f32; // unless vec4
 @group(0) @binding(#) var<storage, read> q : array<V>;
@@ -28,39 +29,59 @@ fn main(
     @builtin(num_workgroups) nw : vec3<u32>,
     @builtin(local_invocation_index) li : u32,
 ) {
-    let row = (wg.x + wg.y * nw.x) * 64u + li;
-    if (row >= p.rows) {
+    let tile = (wg.x + wg.y * nw.x) * 64u + li;
+    if (tile >= p.tiles) {
         return;
     }
     let stride = p.heads * N;
-    let first = row / (p.m * p.heads) * p.m * stride + (row / p.m) % p.heads * N;
-    let at = first + row % p.m * stride;
-    var qi : array<V, N>;
-    var di : array<V, N>;
-    var big_d = 0.0;
-    for (var c = 0u; c < N; c += 1u) {
-        qi[c] = q[at + c] * p.scale;
-        di[c] = dout[at + c];
-        big_d += prod(di[c], o[at + c]);
+    let per = (p.m + T - 1u) / T;
+    let head = tile / per; // of the batch
+    let first = head / p.heads * p.m * stride + head % p.heads * N;
+    let i0 = tile % per * T;
+    var qs : array<array<V, N>, T>;
+    var dos : array<array<V, N>, T>;
+    var l : array<f32, T>;
+    var big_d : array<f32, T>;
+    for (var t = 0u; t < T; t += 1u) {
+        let i = min(i0 + t, p.m - 1u);
+        let at = first + i * stride;
+        for (var c = 0u; c < N; c += 1u) {
+            qs[t][c] = q[at + c] * p.scale;
+            dos[t][c] = dout[at + c];
+            big_d[t] += prod(dos[t][c], o[at + c]);
+        }
+        l[t] = lse[head * p.m + i];
     }
-    let l = lse[row];
-    var acc : array<V, N>;
+    var acc : array<array<V, N>, T>;
+    var row : array<V, N>;
+    var value : array<V, N>;
     var key = first;
     for (var j = 0u; j < p.m; j += 1u) {
-        var s = 0.0;
-        var da = 0.0;
         for (var c = 0u; c < N; c += 1u) {
-            s += prod(qi[c], k[key + c]);
-            da += prod(di[c], v[key + c]);
+            row[c] = k[key + c];
+            value[c] = v[key + c];
         }
-        let ds = exp(s - l) * (da - big_d);
-        for (var c = 0u; c < N; c += 1u) {
-            acc[c] += ds * k[key + c];
+        for (var t = 0u; t < T; t += 1u) {
+            var s = 0.0;
+            var da = 0.0;
+            for (var c = 0u; c < N; c += 1u) {
+                s += prod(qs[t][c], row[c]);
+                da += prod(dos[t][c], value[c]);
+            }
+            let ds = exp(s - l[t]) * (da - big_d[t]);
+            for (var c = 0u; c < N; c += 1u) {
+                acc[t][c] += ds * row[c];
+            }
         }
         key += stride;
     }
-    for (var c = 0u; c < N; c += 1u) {
-        dq[at + c] = acc[c] * p.scale;
+    for (var t = 0u; t < T; t += 1u) {
+        let i = i0 + t;
+        if (i < p.m) {
+            for (var c = 0u; c < N; c += 1u) {
+                dq[first + i * stride + c] = acc[t][c] * p.scale;
+            }
+            dots[head * p.m + i] = big_d[t];
+        }
     }
-    dots[row] = big_d;
 }

@@ -6,6 +6,7 @@ struct P {
     inv : f32, // 1 / width
     pad : u32,
 }
+const N = {{N}}u; // if short
 alias V = vec4<f32>; // if vec4
 alias V = f32; // unless vec4
 @group(0) @binding(#) var<storage, read> x : array<V>;
@@ -42,15 +43,26 @@ fn main(
     let r = stats[row].y;
     var sg = V(0.0);
     var sgx = V(0.0);
-    for (var i = 0u; i < p.n; i += 1u) {
-        let g = grad(base + i) * gamma[i];
-        sg += g;
-        sgx += g * ((x[base + i] - x0) - m);
-    }
+    var g : array<V, N>; // if short
+    var h : array<V, N>; // if short
+    for (var i = 0u; i < N; i += 1u) { // if short
+        g[i] = grad(base + i) * gamma[i]; // if short
+        h[i] = (x[base + i] - x0) - m; // if short
+        sg += g[i]; // if short
+        sgx += g[i] * h[i]; // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        let g = grad(base + i) * gamma[i]; // unless short
+        sg += g; // unless short
+        sgx += g * ((x[base + i] - x0) - m); // unless short
+    } // unless short
     let a = hsum(sg) * p.inv;
     let b = hsum(sgx) * p.inv * r * r;
-    for (var i = 0u; i < p.n; i += 1u) {
-        let g = grad(base + i) * gamma[i];
-        dx[base + i] = (g - a - ((x[base + i] - x0) - m) * b) * r + plus(base + i);
-    }
+    for (var i = 0u; i < N; i += 1u) { // if short
+        dx[base + i] = (g[i] - a - h[i] * b) * r + plus(base + i); // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        let g = grad(base + i) * gamma[i]; // unless short
+        dx[base + i] = (g - a - ((x[base + i] - x0) - m) * b) * r + plus(base + i); // unless short
+    } // unless short
 }

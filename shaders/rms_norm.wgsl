@@ -5,6 +5,7 @@ struct P {
     inv : f32, // 1 / width
     eps : f32,
 }
+const N = {{N}}u; // if short
 alias V = vec4<f32>; // if vec4
 alias V = f32; // unless vec4
 @group(0) @binding(#) var<storage, read> x : array<V>;
@@ -30,13 +31,21 @@ fn main(
     }
     let base = row * p.n;
     var q = V(0.0);
-    for (var i = 0u; i < p.n; i += 1u) {
-        let t = x[base + i];
-        q += t * t;
-    }
+    var v : array<V, N>; // if short
+    for (var i = 0u; i < N; i += 1u) { // if short
+        v[i] = x[base + i]; // if short
+        q += v[i] * v[i]; // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        let t = x[base + i]; // unless short
+        q += t * t; // unless short
+    } // unless short
     let r = 1.0 / sqrt(hsum(q) * p.inv + p.eps);
-    for (var i = 0u; i < p.n; i += 1u) {
-        y[base + i] = x[base + i] * r * weight(i);
-    }
+    for (var i = 0u; i < N; i += 1u) { // if short
+        y[base + i] = v[i] * r * weight(i); // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        y[base + i] = x[base + i] * r * weight(i); // unless short
+    } // unless short
     stats[row] = r;
 }

@@ -6,6 +6,7 @@ struct P {
     inv : f32, // 1 / width
     pad : u32,
 }
+const N = {{N}}u; // if short
 alias V = vec4<f32>; // if vec4
 alias V = f32; // unless vec4
 @group(0) @binding(#) var<storage, read> x : array<V>;
@@ -39,11 +40,21 @@ fn main(
     let base = row * p.n;
     let r = stats[row];
     var s = V(0.0);
-    for (var i = 0u; i < p.n; i += 1u) {
-        s += grad(base + i) * weight(i) * x[base + i];
-    }
+    var g : array<V, N>; // if short
+    var h : array<V, N>; // if short
+    for (var i = 0u; i < N; i += 1u) { // if short
+        g[i] = grad(base + i) * weight(i); // if short
+        h[i] = x[base + i]; // if short
+        s += g[i] * h[i]; // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        s += grad(base + i) * weight(i) * x[base + i]; // unless short
+    } // unless short
     let b = hsum(s) * p.inv * r * r;
-    for (var i = 0u; i < p.n; i += 1u) {
-        dx[base + i] = (grad(base + i) * weight(i) - x[base + i] * b) * r + plus(base + i);
-    }
+    for (var i = 0u; i < N; i += 1u) { // if short
+        dx[base + i] = (g[i] - h[i] * b) * r + plus(base + i); // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        dx[base + i] = (grad(base + i) * weight(i) - x[base + i] * b) * r + plus(base + i); // unless short
+    } // unless short
 }

@@ -1,10 +1,12 @@
-// Softmax over the last axis, one row an invocation; the row's maximum is subtracted first.
+// Softmax over the last axis, one row an invocation; the row's maximum is subtracted. Short rows
+// stay in registers; long ones are read twice, with a running maximum.
 struct P {
     rows : u32,
     n : u32, // vectors a row
     pad0 : u32,
     pad1 : u32,
 }
+const N = {{N}}u; // if short
 alias V = vec4<f32>; // if vec4
 alias V = f32; // unless vec4
 @group(0) @binding(#) var<storage, read> x : array<V>; // unless in_place
@@ -30,18 +32,30 @@ fn main(
     }
     let base = row * p.n;
     var top = load(base);
-    for (var i = 1u; i < p.n; i += 1u) {
-        top = max(top, load(base + i));
-    }
-    let m = hmax(top);
     var s = V(0.0);
-    for (var i = 0u; i < p.n; i += 1u) {
-        let e = exp(load(base + i) - m);
-        y[base + i] = e;
-        s += e;
-    }
-    let r = 1.0 / hsum(s);
-    for (var i = 0u; i < p.n; i += 1u) {
-        y[base + i] *= r;
-    }
+    var v : array<V, N>; // if short
+    for (var i = 0u; i < N; i += 1u) { // if short
+        v[i] = load(base + i); // if short
+        top = max(top, v[i]); // if short
+    } // if short
+    let m = hmax(top); // if short
+    for (var i = 0u; i < N; i += 1u) { // if short
+        v[i] = exp(v[i] - m); // if short
+        s += v[i]; // if short
+    } // if short
+    let r = 1.0 / hsum(s); // if short
+    for (var i = 0u; i < N; i += 1u) { // if short
+        y[base + i] = v[i] * r; // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        let t = load(base + i); // unless short
+        let higher = max(top, t); // unless short
+        s = s * exp(top - higher) + exp(t - higher); // unless short
+        top = higher; // unless short
+    } // unless short
+    let m = hmax(top); // unless short
+    let r = 1.0 / hsum(s * exp(top - m)); // unless short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        y[base + i] = exp(load(base + i) - m) * r; // unless short
+    } // unless short
 }

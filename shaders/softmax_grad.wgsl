@@ -5,6 +5,7 @@ struct P {
     pad0 : u32,
     pad1 : u32,
 }
+const N = {{N}}u; // if short
 alias V = vec4<f32>; // if vec4
 alias V = f32; // unless vec4
 @group(0) @binding(#) var<storage, read> y : array<V>;
@@ -29,11 +30,21 @@ fn main(
     }
     let base = row * p.n;
     var s = V(0.0);
-    for (var i = 0u; i < p.n; i += 1u) {
-        s += y[base + i] * grad(base + i);
-    }
+    var a : array<V, N>; // if short
+    var g : array<V, N>; // if short
+    for (var i = 0u; i < N; i += 1u) { // if short
+        a[i] = y[base + i]; // if short
+        g[i] = grad(base + i); // if short
+        s += a[i] * g[i]; // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        s += y[base + i] * grad(base + i); // unless short
+    } // unless short
     let t = hsum(s);
-    for (var i = 0u; i < p.n; i += 1u) {
-        dx[base + i] = y[base + i] * (grad(base + i) - t);
-    }
+    for (var i = 0u; i < N; i += 1u) { // if short
+        dx[base + i] = a[i] * (g[i] - t); // if short
+    } // if short
+    for (var i = 0u; i < p.n; i += 1u) { // unless short
+        dx[base + i] = y[base + i] * (grad(base + i) - t); // unless short
+    } // unless short
 }

@@ -11,9 +11,9 @@
 
 use super::cpu::{par_rows2, rows_per_task};
 use super::row::{kernel, shader};
-use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
+use super::{Cpu, GpuCaps, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
-use crate::gpu::kernel::Bind;
+use crate::gpu::kernel::{Bind, Kernel};
 use crate::graph::{Graph, Shape, Tensor};
 use rayon::prelude::*;
 
@@ -396,25 +396,33 @@ impl Op for Attention {
 
     cpu_both!();
 
-    fn gpu(&self, _: &GpuRequest<'_>) -> GpuLaunch {
+    fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch {
         let bindings = vec![Bind::In(0), Bind::In(1), Bind::In(2), Bind::Out(0), Bind::Out(1)];
-        self.dims.launch("attention", include_str!("../../shaders/attention.wgsl"), bindings).into()
+        self.dims.launch("attention", include_str!("../../shaders/attention.wgsl"), bindings, r.caps).into()
     }
 }
 
 impl Dims {
-    fn launch(&self, label: &'static str, text: &str, bindings: Vec<Bind>) -> crate::gpu::kernel::Kernel {
+    /// Queries (or keys) of one invocation, whose loads of the other side they share: many on a software
+    /// driver, which waits for loads, few on hardware, which wants invocations. Even tiles of the m rows.
+    fn tile(&self, vectors: usize, is_cpu: bool) -> usize {
+        let most = if is_cpu { (16 / vectors).clamp(1, 8) } else { (8 / vectors).clamp(1, 2) };
+        self.m.div_ceil(self.m.div_ceil(most))
+    }
+
+    fn launch(&self, label: &'static str, text: &str, bindings: Vec<Bind>, caps: &GpuCaps) -> Kernel {
         let vec4 = self.dk.is_multiple_of(4);
         let flags: &[&str] = if vec4 { &["vec4"] } else { &[] };
         let n = if vec4 { self.dk / 4 } else { self.dk };
-        let rows = self.batch * self.heads * self.m;
+        let t = self.tile(n, caps.is_cpu);
+        let tiles = self.batch * self.heads * self.m.div_ceil(t);
         kernel(
             label,
-            shader(text, flags, &[("N", n)]),
+            shader(text, flags, &[("N", n), ("T", t)]),
             "main",
             bindings,
-            &[rows as u32, self.m as u32, self.heads as u32, (self.scale() as f32).to_bits()],
-            rows,
+            &[tiles as u32, self.m as u32, self.heads as u32, (self.scale() as f32).to_bits()],
+            tiles,
         )
     }
 }
@@ -473,16 +481,16 @@ impl Op for AttentionGrad {
 
     cpu_both!();
 
-    fn gpu(&self, _: &GpuRequest<'_>) -> GpuLaunch {
-        // one invocation a query (dq, and D = Σ do·o for the next), then one a key (dk and dv)
+    fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch {
+        // first by queries (dq, and D = Σ do·o for the next), then by keys (dk and dv)
         let s = &self.dims;
         let (i, o) = (Bind::In, Bind::Out);
         let queries = vec![i(0), i(1), i(2), i(3), i(4), i(5), o(0), Bind::Scratch(0)];
         let keys = vec![i(0), i(1), i(2), i(4), i(5), Bind::Scratch(0), o(1), o(2)];
         GpuLaunch {
             kernels: vec![
-                s.launch("attention_dq", include_str!("../../shaders/attention_dq.wgsl"), queries),
-                s.launch("attention_dkv", include_str!("../../shaders/attention_dkv.wgsl"), keys),
+                s.launch("attention_dq", include_str!("../../shaders/attention_dq.wgsl"), queries, r.caps),
+                s.launch("attention_dkv", include_str!("../../shaders/attention_dkv.wgsl"), keys, r.caps),
             ],
             scratch: vec![s.batch * s.heads * s.m],
         }

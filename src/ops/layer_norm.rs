@@ -7,7 +7,7 @@
 
 use super::cpu::{par_rows, par_rows2};
 use super::norm_params::NormParamsGrad;
-use super::row::{by_width, fetch, kernel, shader, sum1, sum3};
+use super::row::{by_width, fetch, kernel, row_flags, shader, sum1, sum3};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::Bind;
@@ -149,12 +149,10 @@ impl Op for LayerNorm {
     fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch {
         let d = r.inputs[0].last();
         let rows = r.inputs[0].len() / d;
-        let vec4 = d.is_multiple_of(4);
-        let flags: &[&str] = if vec4 { &["vec4"] } else { &[] };
-        let n = if vec4 { d / 4 } else { d };
+        let (n, flags) = row_flags(d);
         kernel(
             "layer_norm",
-            shader(include_str!("../../shaders/layer_norm.wgsl"), flags, &[]),
+            shader(include_str!("../../shaders/layer_norm.wgsl"), &flags, &[("N", n)]),
             "main",
             vec![Bind::In(0), Bind::In(1), Bind::In(2), Bind::Out(0), Bind::Out(1)],
             &[rows as u32, n as u32, (1.0 / d as f32).to_bits(), (EPS as f32).to_bits()],
@@ -219,8 +217,7 @@ impl Op for LayerNormGrad {
     fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch {
         let d = r.inputs[0].last();
         let rows = r.inputs[0].len() / d;
-        let vec4 = d.is_multiple_of(4);
-        let mut flags = if vec4 { vec!["vec4"] } else { vec![] };
+        let (n, mut flags) = row_flags(d);
         let mut bindings = vec![Bind::In(0), Bind::In(1), Bind::In(2)];
         match (self.accumulate, r.in_place.is_some()) {
             (false, false) => {
@@ -238,10 +235,9 @@ impl Op for LayerNormGrad {
             }
         }
         bindings.push(Bind::Out(0));
-        let n = if vec4 { d / 4 } else { d };
         kernel(
             "layer_norm_grad",
-            shader(include_str!("../../shaders/layer_norm_grad.wgsl"), &flags, &[]),
+            shader(include_str!("../../shaders/layer_norm_grad.wgsl"), &flags, &[("N", n)]),
             "main",
             bindings,
             &[rows as u32, n as u32, (1.0 / d as f32).to_bits(), 0],
@@ -332,7 +328,7 @@ mod tests {
 
     #[test]
     fn shaders_are_valid() {
-        for d in [1usize, 6, 32] {
+        for d in [1usize, 6, 32, 37, 256] {
             validate(&LayerNorm, &[&[3, 5, d], &[d], &[d]]);
             let x = [3, 5, d];
             validate(&LayerNormGrad { accumulate: false }, &[&x, &[d], &[15, 2], &x]);
@@ -342,7 +338,9 @@ mod tests {
 
     #[test]
     fn device_agrees() {
-        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![1, 12], vec![9, 40, 7]] {
+        for s in
+            [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![1, 12], vec![9, 40, 7], vec![5, 37], vec![5, 100]]
+        {
             let d = *s.last().unwrap();
             crate::graph::testing::check_device(|g| {
                 let (x, gamma, beta) = (g.state("x", &s[..]), g.state("g", [d]), g.state("b", [d]));

@@ -5,7 +5,7 @@
 
 use super::cpu::{par_rows, par_rows2};
 use super::norm_params::NormParamsGrad;
-use super::row::{by_width, fetch, kernel, shader, sum1, sum3};
+use super::row::{by_width, fetch, kernel, row_flags, shader, sum1, sum3};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::Bind;
@@ -131,9 +131,7 @@ impl Op for RmsNorm {
     fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch {
         let d = r.inputs[0].last();
         let rows = r.inputs[0].len() / d;
-        let vec4 = d.is_multiple_of(4);
-        let n = if vec4 { d / 4 } else { d };
-        let mut flags = if vec4 { vec!["vec4"] } else { vec![] };
+        let (n, mut flags) = row_flags(d);
         let mut bindings = vec![Bind::In(0)];
         if self.weight {
             flags.push("weight");
@@ -142,7 +140,7 @@ impl Op for RmsNorm {
         bindings.extend([Bind::Out(0), Bind::Out(1)]);
         kernel(
             "rms_norm",
-            shader(include_str!("../../shaders/rms_norm.wgsl"), &flags, &[]),
+            shader(include_str!("../../shaders/rms_norm.wgsl"), &flags, &[("N", n)]),
             "main",
             bindings,
             &[rows as u32, n as u32, (1.0 / d as f32).to_bits(), (self.eps as f32).to_bits()],
@@ -215,10 +213,8 @@ impl Op for RmsNormGrad {
     fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch {
         let d = r.inputs[0].last();
         let rows = r.inputs[0].len() / d;
-        let vec4 = d.is_multiple_of(4);
-        let n = if vec4 { d / 4 } else { d };
+        let (n, mut flags) = row_flags(d);
         let in_place = r.in_place.is_some();
-        let mut flags = if vec4 { vec!["vec4"] } else { vec![] };
         let mut bindings = vec![Bind::In(0), Bind::In(1)];
         if self.accumulate || !in_place {
             bindings.push(Bind::In(2));
@@ -240,7 +236,7 @@ impl Op for RmsNormGrad {
         bindings.push(Bind::Out(0));
         kernel(
             "rms_norm_grad",
-            shader(include_str!("../../shaders/rms_norm_grad.wgsl"), &flags, &[]),
+            shader(include_str!("../../shaders/rms_norm_grad.wgsl"), &flags, &[("N", n)]),
             "main",
             bindings,
             &[rows as u32, n as u32, (1.0 / d as f32).to_bits(), 0],
@@ -300,7 +296,7 @@ mod tests {
 
     #[test]
     fn shaders_are_valid() {
-        for d in [1usize, 6, 32] {
+        for d in [1usize, 6, 32, 37, 256] {
             let x = [3, 5, d];
             validate(&RmsNorm { eps: 1e-6, weight: true }, &[&x, &[d]]);
             validate(&RmsNorm { eps: 1e-6, weight: false }, &[&x]);
@@ -323,7 +319,7 @@ mod tests {
 
     #[test]
     fn device_agrees() {
-        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![9, 40, 12]] {
+        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![9, 40, 12], vec![5, 37], vec![5, 100]] {
             let d = *s.last().unwrap();
             crate::graph::testing::check_device(|g| {
                 let (x, w) = (g.state("x", &s[..]), g.state("w", [d]));

@@ -129,6 +129,22 @@ pub(crate) fn shader(text: &str, flags: &[&str], values: &[(&str, usize)]) -> St
     out
 }
 
+/// Rows of at most this many vectors are held in registers by the row shaders.
+const SHORT: usize = 16;
+
+/// How a row shader reads rows of `d` elements: vectors a row, and the flags of its template.
+pub(crate) fn row_flags(d: usize) -> (usize, Vec<&'static str>) {
+    let vec4 = d.is_multiple_of(4);
+    let n = if vec4 { d / 4 } else { d };
+    let mut flags = if vec4 { vec!["vec4"] } else { vec![] };
+    flags.push(match (n <= SHORT, vec4) {
+        (true, _) => "short",
+        (false, true) => "long4",
+        (false, false) => "long1",
+    });
+    (n, flags)
+}
+
 /// A launch of `invocations` invocations in groups of [`GROUP`].
 pub(crate) fn kernel(
     label: &'static str,

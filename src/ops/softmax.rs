@@ -1,7 +1,7 @@
 //! `softmax`: over the last axis of `x [.., d]`, `y_i = e^(x_i − max x) / Σ_j e^(x_j − max x)`.
 
 use super::cpu::par_rows;
-use super::row::{by_width, fetch, kernel, max1, shader};
+use super::row::{by_width, fetch, kernel, max1, row_flags, shader};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::Bind;
@@ -53,13 +53,12 @@ fn launch(
     in_place: bool,
     bindings: Vec<Bind>,
 ) -> GpuLaunch {
-    let vec4 = d.is_multiple_of(4);
-    let mut flags = if vec4 { vec!["vec4"] } else { vec![] };
+    let (n, mut flags) = row_flags(d);
     if in_place {
         flags.push("in_place");
     }
-    let n = if vec4 { d / 4 } else { d };
-    kernel(label, shader(text, &flags, &[]), "main", bindings, &[rows as u32, n as u32, 0, 0], rows).into()
+    kernel(label, shader(text, &flags, &[("N", n)]), "main", bindings, &[rows as u32, n as u32, 0, 0], rows)
+        .into()
 }
 
 impl Softmax {
@@ -212,7 +211,7 @@ mod tests {
 
     #[test]
     fn shaders_are_valid() {
-        for d in [1usize, 6, 32] {
+        for d in [1usize, 6, 32, 37, 256] {
             validate(&Softmax { d }, &[&[3, 5, d]]);
             validate(&SoftmaxGrad { d }, &[&[3, 5, d], &[3, 5, d]]);
         }
@@ -220,7 +219,7 @@ mod tests {
 
     #[test]
     fn device_agrees() {
-        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![9, 40, 27]] {
+        for s in [vec![2, 3, 5], vec![7, 32], vec![131, 1], vec![9, 40, 27], vec![5, 14], vec![5, 100]] {
             crate::graph::testing::check_device(|g| {
                 let x = g.state("x", &s[..]);
                 let x2 = g.affine(x, 5.0, 1.0);
