@@ -11,6 +11,8 @@ pub mod matmul;
 pub mod matmul_wgsl;
 pub mod real;
 pub mod reduce;
+pub mod sinkhorn;
+pub mod streams;
 
 use crate::gpu::kernel::Kernel;
 use crate::graph::{Graph, Shape, Tensor};
