@@ -2,7 +2,114 @@
 
 use std::process::ExitCode;
 
+use clap::Parser;
+
+pub mod args;
+pub mod output;
+
+use args::{Cli, Command};
+
+/// The exit code of every error, in the arguments or later.
+const FAILED: u8 = 2;
+
+/// The exit code where the reader of stdout went away: 128 + SIGPIPE, as a shell reports it.
+const CLOSED: u8 = 141;
+
 /// Parses the arguments, runs the subcommand, prints one clear line on error.
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return report_usage(&e),
+    };
+    start_logging();
+    match dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) if e.is::<output::StdoutClosed>() => ExitCode::from(CLOSED),
+        Err(e) => {
+            eprintln!("error: {}", one_line(&e));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Prints help and version as they are, and a usage error as one line.
+fn report_usage(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind;
+    let help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if help || !error.use_stderr() {
+        let _ = error.print();
+        return if help { ExitCode::from(FAILED) } else { ExitCode::SUCCESS };
+    }
+    eprintln!("{}; see --help", usage_line(&error.to_string()));
+    ExitCode::from(FAILED)
+}
+
+/// The message of clap's report, which goes on with the usage in further lines.
+fn usage_line(report: &str) -> String {
+    let message = report.lines().map(str::trim);
+    let message = message.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"));
+    message.filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs a subcommand.
+pub fn dispatch(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Train(args) => {
+            args.resolve_config()?;
+            not_built("train")
+        }
+        Command::Eval(_) => not_built("eval"),
+        Command::Predict(_) => not_built("predict"),
+        Command::Synth(_) => not_built("synth"),
+        Command::Inspect(args) => {
+            args.resolve_config()?;
+            not_built("inspect")
+        }
+        Command::Devices(_) => not_built("devices"),
+    }
+}
+
+fn not_built(command: &str) -> anyhow::Result<()> {
+    anyhow::bail!("`birkhoff {command}` is not built yet")
+}
+
+/// Warnings to stderr; `BIRKHOFF_LOG=debug` (or any filter of tracing-subscriber) shows more.
+fn start_logging() {
+    use tracing_subscriber::EnvFilter;
+    let quiet = || EnvFilter::new("error,birkhoff=warn");
+    let filter = match std::env::var("BIRKHOFF_LOG") {
+        Ok(text) => EnvFilter::try_new(text).unwrap_or_else(|_| quiet()),
+        Err(_) => quiet(),
+    };
+    // Fails only where a subscriber is set already; then that one is used.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}
+
+/// The chain of an error as one line. A cause that its context quotes already is not repeated.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if line.is_empty() {
+            line = text;
+        } else if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line.split('\n').map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn errors_are_one_line() {
+        let error = anyhow::anyhow!("disk full\n  at byte 3\n").context("cannot write w").context("train");
+        assert_eq!(one_line(&error), "train: cannot write w: disk full; at byte 3");
+        let quoted: anyhow::Result<()> = Err(anyhow::anyhow!("disk full"));
+        let error = quoted.context("w: disk full").expect_err("error");
+        assert_eq!(one_line(&error), "w: disk full");
+    }
 }

@@ -20,6 +20,9 @@ pub enum Bind {
 ///
 /// Convention: everything is in `@group(0)`; `@binding(i)` is the storage buffer `bindings[i]`, and the
 /// uniform block, when `params` is not empty, is `@binding(bindings.len())`.
+///
+/// A shader must prove its own indices in range and write workgroup memory before it reads it: unless
+/// checks are asked for, natively nothing clamps an index or clears that memory.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// Name shown by the profiler, e.g. `layer_norm` or `matmul_reg8x8`.

@@ -34,7 +34,7 @@ enum InputBuffer<T> {
 impl<T: Real> CpuProgram<T> {
     /// Plans and allocates. `keep` are the values that will be read.
     pub fn new(graph: Graph, keep: &[Tensor]) -> Self {
-        let plan = plan(&graph, keep, &|_| vec![]);
+        let plan = plan(&graph, keep, &|_| vec![], &|op| op.may_alias());
         let buffers = plan.buffers.iter().map(|&n| vec![T::ZERO; n]).collect();
         let mut inputs = HashMap::new();
         let mut constants = HashMap::new();

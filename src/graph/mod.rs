@@ -7,9 +7,13 @@
 mod autodiff;
 pub mod cpu;
 pub mod dot;
+pub mod exec;
 pub mod fuse;
+pub mod gpu;
 pub mod plan;
 mod shape;
+#[doc(hidden)]
+pub mod testing;
 
 pub use shape::{MAX_RANK, Shape};
 

@@ -3,6 +3,7 @@
 //! dying input.
 
 use super::{Graph, Source, Tensor};
+use crate::ops::Op;
 use std::collections::HashMap;
 
 /// Where every computed value lives.
@@ -50,8 +51,14 @@ pub fn live_nodes(g: &Graph, keep: &[Tensor]) -> Vec<usize> {
 }
 
 /// Plans the buffers of the nodes that `keep` needs. Values in `keep` are never overwritten.
-/// `scratch` gives the elements of each node's scratch buffers.
-pub fn plan(g: &Graph, keep: &[Tensor], scratch: &dyn Fn(usize) -> Vec<usize>) -> Plan {
+/// `scratch` gives the elements of each node's scratch buffers, `alias` the pairs that an operation may
+/// run in place.
+pub fn plan(
+    g: &Graph,
+    keep: &[Tensor],
+    scratch: &dyn Fn(usize) -> Vec<usize>,
+    alias: &dyn Fn(&dyn Op) -> Vec<(usize, usize)>,
+) -> Plan {
     let order = live_nodes(g, keep);
     let mut last = vec![0usize; g.values.len()];
     for (at, &n) in order.iter().enumerate() {
@@ -67,7 +74,7 @@ pub fn plan(g: &Graph, keep: &[Tensor], scratch: &dyn Fn(usize) -> Vec<usize>) -
     for (at, &n) in order.iter().enumerate() {
         let node = &g.nodes[n];
         let mut shared = None;
-        for (i, o) in node.op.may_alias() {
+        for (i, o) in alias(node.op.as_ref()) {
             let (x, y) = (node.inputs[i], node.outputs[o]);
             let once = node.inputs.iter().filter(|t| t.index() == x.index()).count() == 1;
             if last[x.index()] == at && once && x.shape().len() == y.shape().len() && is_computed(g, x) {

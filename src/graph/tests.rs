@@ -187,3 +187,56 @@ fn long_products_split_and_sum_in_place() {
         }
     }
 }
+
+#[test]
+fn maps_and_reductions_on_the_device() {
+    use super::testing::check_device;
+    for (b, m, d) in [(3, 5, 4), (1, 1, 1), (7, 3, 8), (2, 9, 6)] {
+        check_device(|g| {
+            let (x, y) = (g.state("x", [b, m, d]), g.state("y", [m, 1]));
+            let (z, w) = (g.state("z", [d]), g.state("w", [1]));
+            let p = g.mul(x, y);
+            let q = g.add(p, z);
+            let r = g.relu(q);
+            let s = g.mul(r, w);
+            let t = g.unary(crate::ops::expr::Un::Sigmoid, s);
+            let u = g.unary(crate::ops::expr::Un::Softplus, q);
+            let v = g.mul(t, u);
+            vec![v, g.sum_all(v), g.sum_axis(v, 1)]
+        });
+    }
+    check_device(|g| {
+        let x = g.state("x", [3000, 7]);
+        let e = g.affine(x, 2.0, 1.0);
+        vec![g.sum_axis(e, 0), g.sum_axis(e, 1), g.sum_all(e)]
+    });
+}
+
+#[test]
+fn products_on_the_device() {
+    use super::testing::check_device;
+    for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+        let t = Trans { a: ta, b: tb };
+        let sw = |x: usize, y: usize, t: bool| if t { [y, x] } else { [x, y] };
+        check_device(|g| {
+            let (a, b) = (g.state("a", sw(13, 7, ta)), g.state("b", sw(7, 9, tb)));
+            vec![g.matmul_t(a, b, t)]
+        });
+    }
+    check_device(|g| {
+        // slot mix, dense layer with epilogue, accumulation
+        let (x, w) = (g.state("x", [5, 9, 12]), g.state("w", [9, 7]));
+        let (v, b) = (g.state("v", [12, 8]), g.state("b", [8]));
+        let u = g.slot_mix(x, w);
+        let y = g.matmul(u, v);
+        let y = g.add(y, b);
+        let y = g.relu(y);
+        let z = g.matmul(x, v);
+        let z = g.slot_mix(z, w);
+        vec![g.add(y, z)]
+    });
+    check_device(|g| {
+        let (x, w) = (g.state("x", [6000, 8]), g.state("w", [8, 12]));
+        vec![g.matmul(x, w)]
+    });
+}

@@ -328,51 +328,63 @@ impl Expr {
         }
     }
 
-    /// WGSL statements that compute the value of type `ty` (`f32` or `vec4<f32>`) into `name`;
+    /// WGSL statements that compute the value of type `ty` (`f32` or `vec4<f32>`), and the name that holds it;
     /// `arg(i)` is the WGSL text of input `i`.
     pub fn wgsl(&self, ty: &str, prefix: &str, arg: impl Fn(usize) -> String) -> (String, String) {
         let mut s = String::new();
         let r = |p: u16| format!("{prefix}{p}");
         for (p, ins) in self.ins.iter().enumerate() {
-            let v = match *ins {
-                Ins::In(i) => arg(i as usize),
-                Ins::Const(v) => format!("{ty}({})", wgsl_f32(v)),
-                Ins::Un(u, a) => {
-                    let a = r(a);
-                    match u {
-                        Un::Neg => format!("-{a}"),
-                        Un::Exp => format!("exp(clamp({a}, {ty}(-87.0), {ty}(88.0)))"),
-                        Un::Ln => format!("log({a})"),
-                        Un::Sqrt => format!("sqrt({a})"),
-                        Un::Recip => format!("{ty}(1.0) / {a}"),
-                        Un::Rsqrt => format!("{ty}(1.0) / sqrt({a})"),
-                        Un::Relu => format!("max({a}, {ty}(0.0))"),
-                        Un::Sigmoid => {
-                            format!("{ty}(1.0) / ({ty}(1.0) + exp(clamp(-{a}, {ty}(-87.0), {ty}(87.0))))")
-                        }
-                        // clamped: some drivers compute tanh as a ratio of exponentials that overflow
-                        Un::Tanh => format!("tanh(clamp({a}, {ty}(-15.0), {ty}(15.0)))"),
-                        Un::Softplus => format!(
-                            "max({a}, {ty}(0.0)) + log({ty}(1.0) + exp(clamp(-abs({a}), {ty}(-87.0), {ty}(0.0))))"
-                        ),
-                        Un::Step => format!("select({ty}(0.0), {ty}(1.0), {a} > {ty}(0.0))"),
-                    }
-                }
-                Ins::Bin(b, x, y) => {
-                    let (x, y) = (r(x), r(y));
-                    match b {
-                        Bin::Add => format!("{x} + {y}"),
-                        Bin::Sub => format!("{x} - {y}"),
-                        Bin::Mul => format!("{x} * {y}"),
-                        Bin::Div => format!("{x} / {y}"),
-                        Bin::Max => format!("max({x}, {y})"),
-                        Bin::Min => format!("min({x}, {y})"),
-                    }
-                }
-            };
-            let _ = writeln!(s, "    let {} : {ty} = {v};", r(p as u16));
+            let _ = writeln!(s, "    let {} : {ty} = {};", r(p as u16), wgsl_ins(ins, ty, &r, &arg));
         }
         (s, r(self.ins.len() as u16 - 1))
+    }
+
+    /// The whole program as one scalar WGSL expression. What is used twice is computed twice.
+    pub fn wgsl_inline(&self, arg: &dyn Fn(usize) -> String) -> String {
+        let mut text: Vec<String> = Vec::with_capacity(self.ins.len());
+        for ins in &self.ins {
+            let t = format!("({})", wgsl_ins(ins, "f32", &|p| text[p as usize].clone(), arg));
+            text.push(t);
+        }
+        text.pop().unwrap_or_default()
+    }
+}
+
+/// WGSL text of one instruction.
+fn wgsl_ins(ins: &Ins, ty: &str, r: &dyn Fn(u16) -> String, arg: &dyn Fn(usize) -> String) -> String {
+    match *ins {
+        Ins::In(i) => arg(i as usize),
+        Ins::Const(v) => format!("{ty}({})", wgsl_f32(v)),
+        Ins::Un(u, a) => {
+            let a = r(a);
+            match u {
+                Un::Neg => format!("-{a}"),
+                Un::Exp => format!("exp(clamp({a}, {ty}(-87.0), {ty}(88.0)))"),
+                Un::Ln => format!("log({a})"),
+                Un::Sqrt => format!("sqrt({a})"),
+                Un::Recip => format!("{ty}(1.0) / {a}"),
+                Un::Rsqrt => format!("{ty}(1.0) / sqrt({a})"),
+                Un::Relu => format!("max({a}, {ty}(0.0))"),
+                Un::Sigmoid => format!("{ty}(1.0) / ({ty}(1.0) + exp(clamp(-{a}, {ty}(-87.0), {ty}(87.0))))"),
+                // clamped: some drivers compute tanh as a ratio of exponentials that overflow
+                Un::Tanh => format!("tanh(clamp({a}, {ty}(-15.0), {ty}(15.0)))"),
+                Un::Softplus => format!(
+                    "max({a}, {ty}(0.0)) + log({ty}(1.0) + exp(clamp(-abs({a}), {ty}(-87.0), {ty}(0.0))))"
+                ),
+                Un::Step => format!("select({ty}(0.0), {ty}(1.0), {a} > {ty}(0.0))"),
+            }
+        }
+        Ins::Bin(b, x, y) => {
+            let (x, y) = (r(x), r(y));
+            match b {
+                Bin::Add => format!("{x} + {y}"),
+                Bin::Sub => format!("{x} - {y}"),
+                Bin::Mul => format!("{x} * {y}"),
+                Bin::Div => format!("{x} / {y}"),
+                Bin::Max => format!("max({x}, {y})"),
+                Bin::Min => format!("min({x}, {y})"),
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::access::Access;
 use super::expr::{BLOCK, Expr};
-use super::matmul_wgsl::MatmulSpec;
+use super::matmul_wgsl::{self, MatmulSpec};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::graph::{Graph, Shape, Tensor};
@@ -395,8 +395,21 @@ impl Op for Matmul {
 
     cpu_both!();
 
-    fn gpu(&self, _r: &GpuRequest<'_>) -> GpuLaunch {
-        todo!("joined with the generator")
+    fn may_alias_gpu(&self) -> Vec<(usize, usize)> {
+        vec![] // the shader binds an extra input and C separately
+    }
+
+    fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch {
+        let variant = r.caps.matmul.choose(&self.spec);
+        let epilogue = self.epilogue.as_ref().map(|e| matmul_wgsl::Epilogue {
+            wgsl: e.expr.wgsl_inline(&|i| if i == 0 { "acc".into() } else { format!("x{}", i - 1) }),
+            extras: e.access.iter().map(|a| self.extra(a)).collect(),
+        });
+        let scratch = matmul_wgsl::scratch_len(&self.spec, epilogue.as_ref(), variant) as usize;
+        GpuLaunch {
+            kernels: matmul_wgsl::kernels(&self.spec, epilogue.as_ref(), variant),
+            scratch: if scratch == 0 { vec![] } else { vec![scratch] },
+        }
     }
 }
 
@@ -516,8 +529,42 @@ impl Matmul {
         Some(out)
     }
 
+    /// The generator's name for an access.
+    fn extra(&self, a: &Access) -> matmul_wgsl::Extra {
+        use matmul_wgsl::Extra;
+        let [b, row, col] = self.extra_strides(a).expect("checked by the fusion pass");
+        let s = &self.spec;
+        let (m, n) = (s.m as usize, s.n as usize);
+        let one = |d: usize, stride: usize, want: usize| d == 1 || stride == want;
+        let batch = self.out_batch();
+        if one(batch, b, m * n) && one(m, row, n) && one(n, col, 1) {
+            Extra::Full
+        } else if one(batch, b, 0) && one(m, row, 0) && one(n, col, 0) {
+            Extra::Scalar
+        } else if one(batch, b, 0) && one(m, row, 0) && one(n, col, 1) {
+            Extra::Row
+        } else if one(batch, b, m) && one(m, row, 1) && one(n, col, 0) {
+            Extra::Col
+        } else {
+            Extra::Strided { batch: b as u32, row: row as u32, col: col as u32 }
+        }
+    }
+
     /// Whether an epilogue may read an input this way.
     pub fn fits(&self, a: &Access) -> bool {
         self.extra_strides(a).is_some()
+    }
+}
+
+/// The variant by device type, without measuring.
+#[derive(Clone, Copy, Debug)]
+pub struct ByDevice {
+    /// A software driver.
+    pub is_cpu: bool,
+}
+
+impl super::MatmulChoice for ByDevice {
+    fn choose(&self, _spec: &MatmulSpec) -> super::matmul_wgsl::Variant {
+        super::matmul_wgsl::Variant::register(8, 8)
     }
 }

@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod expr;
 pub mod map;
 pub mod matmul;
+pub mod matmul_tune;
 pub mod matmul_wgsl;
 pub mod real;
 pub mod reduce;
@@ -121,6 +122,11 @@ pub trait Op: Debug + Send + Sync + Any {
         vec![]
     }
 
+    /// The pairs that also share on the device, where the shader must bind the buffer only once.
+    fn may_alias_gpu(&self) -> Vec<(usize, usize)> {
+        self.may_alias()
+    }
+
     /// The same operation with one more input, added to output 0, if it has such a form.
     fn with_accumulate(&self) -> Option<Box<dyn Op>> {
         None
@@ -133,6 +139,13 @@ pub trait Op: Debug + Send + Sync + Any {
 
     /// The shader launches.
     fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch;
+}
+
+/// The bytes of a uniform block in WGSL layout.
+pub fn uniform<T: encase::ShaderType + encase::internal::WriteInto>(params: &T) -> Vec<u8> {
+    let mut b = encase::StorageBuffer::new(Vec::new());
+    b.write(params).expect("a vector grows");
+    b.into_inner()
 }
 
 /// Both precisions from one generic `fn run<T: Real>(&self, c: &mut Cpu<'_, T>)`.

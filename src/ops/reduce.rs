@@ -16,6 +16,16 @@ pub struct ReduceSum {
     shape: Shape,
 }
 
+/// The uniform block of `reduce.wgsl`.
+#[derive(encase::ShaderType)]
+struct Params {
+    n: u32,
+    inner: u32,
+    runs: u32,
+    per: u32,
+    total: u32,
+}
+
 impl ReduceSum {
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         let x = c.input(0);
@@ -91,17 +101,13 @@ impl Op for ReduceSum {
                 entry: "main",
                 constants: vec![],
                 bindings: vec![from, to],
-                params: bytemuck::cast_slice(&[
-                    n as u32,
-                    self.inner as u32,
-                    runs as u32,
-                    per as u32,
-                    (self.outer * runs * self.inner) as u32,
-                    0,
-                    0,
-                    0,
-                ])
-                .to_vec(),
+                params: super::uniform(&Params {
+                    n: n as u32,
+                    inner: self.inner as u32,
+                    runs: runs as u32,
+                    per: per as u32,
+                    total: (self.outer * runs * self.inner) as u32,
+                }),
                 groups: fold_groups((self.outer * runs * self.inner).div_ceil(64) as u64),
             }
         };

@@ -1,0 +1,314 @@
+//! The arguments of every subcommand and their help.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValue;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::model::config::{Config, ConfigError, Format};
+
+/// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
+#[derive(Debug, Parser)]
+#[command(name = "birkhoff", version, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  birkhoff synth --rows 200000 --seed 1 --out train.tsv
+  birkhoff train --train train.tsv --valid valid.tsv --out runs/first
+  birkhoff eval runs/first --data valid.tsv
+
+Messages and progress go to stderr, results to stdout. Any error is one line and exit code 2.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model from a click log and write a run folder.
+    Train(TrainArgs),
+    /// Measure a trained run on a labelled file: normalized entropy, log loss, AUC, calibration.
+    Eval(EvalArgs),
+    /// Write the click probability of every row of a file.
+    Predict(PredictArgs),
+    /// Write a synthetic click log whose best reachable normalized entropy is known.
+    Synth(SynthArgs),
+    /// Show what a configuration costs: parameters, FLOPs, bytes, memory, dispatches.
+    Inspect(InspectArgs),
+    /// List the adapters that a model can run on.
+    Devices(DevicesArgs),
+}
+
+/// What to do with a row that cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum OnBadRow {
+    /// Stop, naming file, line and field.
+    #[default]
+    Error,
+    /// Leave it out, and report how many were.
+    Skip,
+}
+
+impl ValueEnum for Format {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Criteo]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
+
+/// `--device`, the same everywhere.
+#[derive(Debug, Clone, Args)]
+pub struct DeviceArg {
+    /// Where to compute: auto, cpu, gpu, software, or a part of an adapter's name
+    ///
+    /// `auto` takes a hardware GPU if there is one, else the CPU. `software` takes a software Vulkan
+    /// driver, which `auto` never does. `birkhoff devices` lists the names.
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: String,
+}
+
+/// `--config` and `--set`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ConfigArgs {
+    /// Configuration in TOML; without it, a good default model
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Change one key of the configuration; may be repeated, the last one counts
+    ///
+    /// The value is TOML or a bare word: model.layers=8, model.residual.mode=hc,
+    /// model.modules[0].heads=4, model.modules=[{kind="cross",rank=8},{kind="linear"}].
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+}
+
+/// `birkhoff train`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff train --train train.tsv --valid valid.tsv --out runs/a
+  birkhoff train --train train.tsv --valid valid.tsv --out runs/b --set model.layers=8 --set train.lr=5e-4
+  birkhoff train --train train.tsv --valid valid.tsv --out runs/c --config dhen.toml --device cpu --json")]
+pub struct TrainArgs {
+    /// Rows to learn from
+    #[arg(long, value_name = "FILE")]
+    pub train: PathBuf,
+    /// Rows to evaluate on; they choose the best weights
+    #[arg(long, value_name = "FILE")]
+    pub valid: PathBuf,
+    /// Format of both files [default: data.format of the configuration, criteo]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    /// Run folder to write: configuration, vocabularies, weights, metrics
+    #[arg(long, value_name = "RUN")]
+    pub out: PathBuf,
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Passes over the training file, in place of train.epochs
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<usize>,
+    /// Seed of initialisation and row order, in place of train.seed
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArg,
+    /// Print JSON lines to stdout, one a logged step or evaluation, the last the summary
+    #[arg(long)]
+    pub json: bool,
+    /// Replace a finished run in --out
+    #[arg(long)]
+    pub force: bool,
+    /// What to do with a row that cannot be read
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
+    pub on_bad_row: OnBadRow,
+    /// Print the time of each kernel at the end
+    #[arg(long)]
+    pub profile: bool,
+    /// No progress bar and no notices
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+impl TrainArgs {
+    /// The configuration of the run: `--config`, then each `--set`, then the options of their own.
+    pub fn resolve_config(&self) -> Result<Config, ConfigError> {
+        let mut config = Config::load(self.config.config.as_deref(), &self.config.sets)?;
+        config.data.format = self.format.unwrap_or(config.data.format);
+        config.train.epochs = self.epochs.unwrap_or(config.train.epochs);
+        config.train.seed = self.seed.unwrap_or(config.train.seed);
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+/// `birkhoff eval`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Example:
+  birkhoff eval runs/a --data test.tsv --json
+  {\"rows\":…,\"positives\":…,\"ne\":…,\"logloss\":…,\"auc\":…,\"calibration\":…}")]
+pub struct EvalArgs {
+    /// Run folder of `birkhoff train --out`
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Labelled rows, in the format that the run was trained on
+    #[arg(long, value_name = "FILE")]
+    pub data: PathBuf,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArg,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+    /// What to do with a row that cannot be read
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
+    pub on_bad_row: OnBadRow,
+}
+
+/// `birkhoff predict`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Example:
+  birkhoff predict runs/a --data today.tsv --out scores.csv")]
+pub struct PredictArgs {
+    /// Run folder of `birkhoff train --out`
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Rows to score, with or without labels
+    #[arg(long, value_name = "FILE")]
+    pub data: PathBuf,
+    /// CSV to write, one line a row, in the order of the input
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArg,
+}
+
+/// `birkhoff synth`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Example: two files of one world, their rows drawn independently
+  birkhoff synth --rows 200000 --seed 1 --out train.tsv
+  birkhoff synth --rows 20000 --seed 2 --out valid.tsv --json")]
+pub struct SynthArgs {
+    /// Rows to write
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows: u64,
+    /// Seed of the rows
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// File to write, in Criteo's format
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print the planted truth's normalized entropy and AUC on these rows as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Seed of the planted effects; files of the same world can train and test one model
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub world: u64,
+}
+
+/// `birkhoff inspect`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff inspect examples/dhen.toml
+  birkhoff inspect examples/dhen.toml --set model.layers=8 --batch 4096 --json
+  birkhoff inspect examples/dhen.toml --dot model.dot && dot -Tsvg model.dot -o model.svg")]
+pub struct InspectArgs {
+    /// Configuration in TOML; without it, the default model
+    #[arg(value_name = "CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Change one key of the configuration; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Rows a step, in place of train.batch
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+    /// Write the graph for graphviz
+    #[arg(long, value_name = "FILE")]
+    pub dot: Option<PathBuf>,
+}
+
+impl InspectArgs {
+    /// The configuration to inspect.
+    pub fn resolve_config(&self) -> Result<Config, ConfigError> {
+        let mut config = Config::load(self.config.as_deref(), &self.sets)?;
+        config.train.batch = self.batch.unwrap_or(config.train.batch);
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+/// `birkhoff devices`.
+#[derive(Debug, Clone, Args)]
+pub struct DevicesArgs {
+    /// Print a JSON object for each adapter to stdout, one a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace()).map(|c| c.command)
+    }
+
+    const TRAIN: &str = "birkhoff train --train a --valid b --format criteo --out r";
+
+    #[test]
+    fn definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn train_takes_all_its_options() {
+        let line = format!(
+            "{TRAIN} --set model.layers=2 --set model.residual.mode=hc --epochs 3 --seed 7 --device software \
+             --json --force --on-bad-row skip --profile --quiet"
+        );
+        let Command::Train(args) = parse(&line).expect("valid") else { panic!("not train") };
+        let config = args.resolve_config().expect("config");
+        assert_eq!((config.model.layers, config.train.epochs, config.train.seed), (2, 3, 7));
+        assert_eq!((args.on_bad_row, args.device.device.as_str()), (OnBadRow::Skip, "software"));
+        assert!(args.json && args.force && args.profile && args.quiet);
+        let Command::Train(args) = parse(TRAIN).expect("valid") else { panic!("not train") };
+        assert_eq!(args.resolve_config().expect("defaults"), Config::default());
+        assert_eq!((args.on_bad_row, args.device.device.as_str()), (OnBadRow::Error, "auto"));
+    }
+
+    #[test]
+    fn options_are_validated_like_keys() {
+        let Command::Train(args) = parse(&format!("{TRAIN} --epochs 0")).expect("valid") else {
+            panic!("not train")
+        };
+        let e = args.resolve_config().expect_err("no epochs").to_string();
+        assert_eq!(e, "train.epochs = 0 is out of range; it goes from 1 to 1000000");
+        let Command::Inspect(args) = parse("birkhoff inspect --batch 0").expect("valid") else { panic!() };
+        assert_eq!(args.resolve_config().expect_err("no rows").key(), Some("train.batch"));
+    }
+
+    #[test]
+    fn the_other_commands_parse_as_the_issue_writes_them() {
+        for line in [
+            "birkhoff eval RUN --data f --device cpu --json --on-bad-row error",
+            "birkhoff predict RUN --data f --out scores.csv --device auto",
+            "birkhoff synth --rows 10 --seed 3 --out f --json --world 2",
+            "birkhoff inspect c.toml --set model.width=8 --batch 64 --json --dot g.dot",
+            "birkhoff devices --json",
+        ] {
+            parse(line).expect(line);
+        }
+        for line in ["birkhoff eval RUN", "birkhoff synth --rows 0 --out f", "birkhoff train", "birkhoff fly"]
+        {
+            let e = parse(line).expect_err(line);
+            assert_eq!(e.exit_code(), 2, "{line}");
+        }
+    }
+}

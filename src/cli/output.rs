@@ -1,0 +1,25 @@
+//! Standard output: results and JSON lines. Messages and progress go to stderr.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// The reader of stdout is gone (`birkhoff devices | head -1`): the program ends without a word.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output was closed")]
+pub struct StdoutClosed;
+
+/// Prints a line to stdout. Unlike `println!` it does not panic when the reader is gone.
+pub fn line(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
+        Err(e) => Err(anyhow::anyhow!("cannot write to standard output: {e}")),
+    }
+}
+
+/// Prints a value to stdout as one line of JSON.
+pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    line(&serde_json::to_string(value)?)
+}

@@ -1,0 +1,206 @@
+//! A text file as blocks of whole lines, read with a bounded buffer.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::error::DataError;
+
+/// Bytes of a block, about.
+pub const BLOCK_BYTES: usize = 1 << 20;
+/// The longest line that is read; what is longer is cut just above it.
+pub const LONGEST_LINE: usize = 1 << 16;
+
+/// What the first bytes of a file say it is, when it is not text: magic, kind, remedy.
+const NOT_TEXT: [(&[u8], &str, &str); 9] = [
+    (b"\x1f\x8b", "gzip-compressed", "decompress it first (gunzip -k FILE)"),
+    (b"\x28\xb5\x2f\xfd", "zstd-compressed", "decompress it first (unzstd FILE)"),
+    (b"BZh", "bzip2-compressed", "decompress it first (bunzip2 -k FILE)"),
+    (b"\xfd7zXZ\0", "xz-compressed", "decompress it first (unxz -k FILE)"),
+    (b"\x04\x22\x4d\x18", "lz4-compressed", "decompress it first (unlz4 FILE)"),
+    (b"PK\x03\x04", "a zip archive", "unpack it first (unzip FILE)"),
+    (b"PAR1", "a Parquet file", "convert it to tab-separated text first"),
+    (b"\xff\xfe", "UTF-16 text", "convert it first (iconv -f UTF-16 -t UTF-8 FILE)"),
+    (b"\xfe\xff", "UTF-16 text", "convert it first (iconv -f UTF-16 -t UTF-8 FILE)"),
+];
+
+/// Whole lines of a file.
+#[derive(Debug)]
+pub struct Block {
+    /// The lines; the last one may lack its newline.
+    pub text: Vec<u8>,
+    /// Offset of `text` in the file.
+    pub offset: u64,
+    /// Number of the first line, from 1.
+    pub first_line: u64,
+}
+
+/// Reads blocks.
+#[derive(Debug)]
+pub struct BlockReader<R = File> {
+    path: PathBuf,
+    source: R,
+    /// The start of a line whose end has not been read.
+    carry: Vec<u8>,
+    /// Offset of `carry` in the file.
+    offset: u64,
+    line: u64,
+    started: bool,
+    ended: bool,
+    block_bytes: usize,
+}
+
+impl BlockReader<File> {
+    /// Opens a file; a missing file or a directory is named as such.
+    pub fn open(path: &Path) -> Result<BlockReader, DataError> {
+        let file = File::open(path).map_err(|e| DataError::io(path, "read", e))?;
+        if file.metadata().is_ok_and(|m| m.is_dir()) {
+            return Err(DataError::Directory { path: path.to_path_buf() });
+        }
+        Ok(BlockReader::new(path, file, BLOCK_BYTES))
+    }
+}
+
+impl<R: Read> BlockReader<R> {
+    /// Reads `source`, which errors call `path`, in blocks of about `block_bytes`.
+    pub fn new(path: &Path, source: R, block_bytes: usize) -> BlockReader<R> {
+        BlockReader {
+            path: path.to_path_buf(),
+            source,
+            carry: Vec::new(),
+            offset: 0,
+            line: 1,
+            started: false,
+            ended: false,
+            block_bytes: block_bytes.max(1),
+        }
+    }
+
+    /// The file, as errors call it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next block; `None` at the end of the file.
+    pub fn next_block(&mut self) -> Result<Option<Block>, DataError> {
+        let mut text = std::mem::take(&mut self.carry);
+        let mut dropped = 0;
+        let mut searched = 0; // no newline in text[..searched]
+        // Until there is a whole line and the block is full; a line without end is cut on the way.
+        let end = loop {
+            let room = self.block_bytes.saturating_sub(text.len()).max(1 << 12);
+            self.fill(&mut text, room)?;
+            if !self.started {
+                self.start(&mut text)?;
+            }
+            if dropped > 0
+                && let Some(newline) = text[searched..].iter().position(|&b| b == b'\n')
+            {
+                break searched + newline + 1; // what follows a cut has an offset of its own
+            }
+            if self.ended {
+                break text.len();
+            }
+            if text.len() >= self.block_bytes
+                && let Some(last) = text[searched..].iter().rposition(|&b| b == b'\n')
+            {
+                break searched + last + 1;
+            }
+            if text.len() >= self.block_bytes {
+                searched = text.len();
+                if text.len() > LONGEST_LINE + 1 {
+                    dropped += (text.len() - LONGEST_LINE - 1) as u64;
+                    text.truncate(LONGEST_LINE + 1);
+                    searched = text.len();
+                }
+            }
+        };
+        self.carry = text.split_off(end);
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let first_line = self.line;
+        self.line += text.iter().filter(|&&b| b == b'\n').count() as u64;
+        let offset = self.offset;
+        self.offset += dropped + text.len() as u64;
+        Ok(Some(Block { text, offset, first_line }))
+    }
+
+    /// Appends up to `room` bytes, as many as there are.
+    fn fill(&mut self, text: &mut Vec<u8>, room: usize) -> Result<(), DataError> {
+        let read = self.source.by_ref().take(room as u64).read_to_end(text);
+        let read = read.map_err(|e| DataError::io(&self.path, "read", e))?;
+        self.ended = read < room;
+        Ok(())
+    }
+
+    /// Looks at the file's first bytes: refuses what is not text, skips a UTF-8 byte order mark.
+    fn start(&mut self, text: &mut Vec<u8>) -> Result<(), DataError> {
+        self.started = true;
+        if let Some((_, kind, remedy)) = NOT_TEXT.iter().find(|(magic, ..)| text.starts_with(magic)) {
+            let name = self.path.to_string_lossy().escape_debug().to_string();
+            let remedy = remedy.replace("FILE", &name);
+            return Err(DataError::NotPlainText { path: self.path.clone(), kind, remedy });
+        }
+        if text.starts_with(b"\xef\xbb\xbf") {
+            // Offsets still count its three bytes.
+            text.drain(..3);
+            self.offset = 3;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn blocks(bytes: &[u8], size: usize) -> Vec<Block> {
+        let mut reader = BlockReader::new(Path::new("f"), bytes, size);
+        std::iter::from_fn(|| reader.next_block().unwrap()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_the_file_in_whole_lines(text in "[ab\r\n]{0,200}", size in 1usize..64) {
+            // `fill` reads 4 KiB at least, so repeat the text to have many blocks.
+            let text = text.repeat(300);
+            let (mut at, mut line) = (0, 1);
+            for b in blocks(text.as_bytes(), size) {
+                prop_assert_eq!((b.offset, b.first_line), (at as u64, line));
+                prop_assert_eq!(&text.as_bytes()[at..at + b.text.len()], &b.text[..]);
+                at += b.text.len();
+                line += b.text.iter().filter(|&&c| c == b'\n').count() as u64;
+                prop_assert!(b.text.ends_with(b"\n") || at == text.len());
+            }
+            prop_assert_eq!(at, text.len());
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_cut_and_the_count_goes_on() {
+        let long = "x".repeat(10 * LONGEST_LINE);
+        let text = format!("first\n{long}\nlast\n");
+        let got = blocks(text.as_bytes(), 64);
+        let joined: Vec<u8> = got.iter().flat_map(|b| b.text.clone()).collect();
+        let lines: Vec<&[u8]> = joined.split(|&b| b == b'\n').collect();
+        assert_eq!((lines[0], lines[2], lines.len()), (&b"first"[..], &b"last"[..], 4));
+        assert!(lines[1].len() > LONGEST_LINE && lines[1].len() < 2 * LONGEST_LINE, "{}", lines[1].len());
+        let b = got.last().unwrap();
+        assert_eq!(b.offset + b.text.len() as u64, text.len() as u64, "offsets count what was cut");
+    }
+
+    #[test]
+    fn byte_order_mark_and_magic() {
+        let b = blocks(b"\xef\xbb\xbfa\n", 64);
+        assert_eq!((b[0].offset, &b[0].text[..]), (3, &b"a\n"[..]));
+        let error = BlockReader::new(Path::new("f.tsv"), &b"\x1f\x8b\x08rest"[..], 64).next_block();
+        let text = error.unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "f.tsv: is gzip-compressed, expected plain text; decompress it first (gunzip -k f.tsv)"
+        );
+        assert!(blocks(b"", 64).is_empty());
+    }
+}

@@ -1,0 +1,423 @@
+//! A schema fitted to training rows: statistics, vocabularies, and the file that keeps them.
+//!
+//! The file is text, read and written line by line: a JSON header (schema, counts); for each
+//! categorical column a JSON line with its number of values, then one JSON string a line; a last
+//! line with a checksum, so that a cut or changed file is noticed.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::error::DataError;
+use super::rows::{RawRows, Rows};
+use super::schema::{Encoding, Schema, Transform};
+use super::vocab::{ColumnEncoder, Counter, Interner};
+
+const FORMAT: &str = "birkhoff-encoder";
+const VERSION: u32 = 1;
+
+/// Everything that turns raw rows into numbers and ids.
+#[derive(Clone, Debug)]
+pub struct FittedEncoder {
+    /// The schema, with fitted statistics.
+    pub schema: Schema,
+    /// One encoder for each categorical column.
+    pub columns: Vec<ColumnEncoder>,
+    /// Training rows that it was fitted to.
+    pub rows: u64,
+    /// Those with label 1.
+    pub positives: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    format: String,
+    version: u32,
+    rows: u64,
+    positives: u64,
+    schema: Schema,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ColumnLine {
+    column: String,
+    values: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EndLine {
+    end: String,
+}
+
+impl FittedEncoder {
+    /// Rows of each categorical column's embedding table.
+    pub fn table_rows(&self) -> Vec<u32> {
+        self.columns.iter().map(ColumnEncoder::table_rows).collect()
+    }
+
+    /// Click rate of the training rows, kept inside (0, 1) so that its log-odds are finite.
+    pub fn click_rate(&self) -> f64 {
+        (self.positives as f64 + 0.5) / (self.rows as f64 + 1.0)
+    }
+
+    /// Appends the encoded rows to `out`.
+    pub fn encode(&self, raw: &RawRows, out: &mut Rows) {
+        let (n, c) = (self.schema.numeric.len(), self.columns.len());
+        out.numeric.reserve(raw.len() * out.features);
+        out.ids.reserve(raw.len() * c);
+        for row in 0..raw.len() {
+            self.schema.transform_into(&raw.numeric[row * n..(row + 1) * n], &mut out.numeric);
+            out.ids.extend(self.columns.iter().enumerate().map(|(j, e)| e.id(raw.field(row * c + j))));
+        }
+        out.labels.extend_from_slice(&raw.labels);
+    }
+
+    /// Rows, empty, of the width that this encoder makes.
+    pub fn empty_rows(&self) -> Rows {
+        Rows::new(self.schema.features(), self.columns.len())
+    }
+
+    /// An error unless this encoder was fitted for `schema` (fitted statistics aside).
+    pub fn check_schema(&self, path: &Path, schema: &Schema) -> Result<(), DataError> {
+        self.schema.difference(schema).map_or(Ok(()), |difference| {
+            Err(DataError::Encoder {
+                path: path.to_path_buf(),
+                line: 1,
+                problem: format!(
+                    "fitted for another schema ({difference}); use the config of the run that wrote it, or train again"
+                ),
+            })
+        })
+    }
+
+    /// Writes the file, under another name first, so that an interrupted write leaves none behind.
+    pub fn save(&self, path: &Path) -> Result<(), DataError> {
+        super::replace_file(path, |file| {
+            let mut out = Hashing { inner: BufWriter::new(file), hash: Xxh3::new() };
+            let header = Header {
+                format: FORMAT.into(),
+                version: VERSION,
+                rows: self.rows,
+                positives: self.positives,
+                schema: self.schema.clone(),
+            };
+            json_line(&mut out, &header)?;
+            for (column, encoder) in self.schema.categorical.iter().zip(&self.columns) {
+                let empty = Interner::default();
+                let values = if let ColumnEncoder::Vocabulary(v) = encoder { v } else { &empty };
+                json_line(
+                    &mut out,
+                    &ColumnLine { column: column.name.clone(), values: values.len() as u64 },
+                )?;
+                for i in 0..values.len() {
+                    json_line(&mut out, &String::from_utf8_lossy(values.value(i)))?;
+                }
+            }
+            let end = format!("{:016x}", out.hash.digest());
+            json_line(&mut out, &EndLine { end })?;
+            out.flush()
+        })
+    }
+
+    /// Reads a file that [`FittedEncoder::save`] wrote.
+    pub fn load(path: &Path) -> Result<FittedEncoder, DataError> {
+        let mut lines = Lines::open(path)?;
+        let header: Header = lines.next("the header")?;
+        if header.format != FORMAT || header.version != VERSION {
+            return Err(lines.fail(format!(
+                "format {:?} version {}, expected {FORMAT:?} version {VERSION}; it was written by another version, train again",
+                header.format, header.version
+            )));
+        }
+        header.schema.validate().map_err(|e| lines.fail(format!("{e}; the file is damaged, train again")))?;
+        let mut columns = Vec::new();
+        for column in &header.schema.categorical {
+            let line: ColumnLine = lines.next("a column")?;
+            let vocabulary = matches!(column.encoding, Encoding::Vocabulary { .. });
+            if line.column != column.name || (!vocabulary && line.values != 0) {
+                let found = &line.column;
+                return Err(lines.fail(format!(
+                    "column {found:?} with {} values does not fit the header's column {}; the file is damaged, train again",
+                    line.values, column.name
+                )));
+            }
+            let mut values = Interner::default();
+            for n in 0..line.values {
+                let value: String = lines.next("a value")?;
+                if value.is_empty() || values.intern(value.as_bytes()) != Some(n as u32) {
+                    return Err(lines.fail(format!(
+                        "column {}: value {value:?} is empty or repeated; the file is damaged, train again",
+                        column.name
+                    )));
+                }
+            }
+            columns.push(ColumnEncoder::new(column, values)?);
+        }
+        let digest = format!("{:016x}", lines.hash.digest());
+        let end: EndLine = lines.next("the checksum")?;
+        if end.end != digest {
+            return Err(lines.fail("the checksum does not match; the file is damaged, train again".into()));
+        }
+        lines.at_end()?;
+        Ok(FittedEncoder { schema: header.schema, columns, rows: header.rows, positives: header.positives })
+    }
+}
+
+fn json_line<T: Serialize + ?Sized>(out: &mut impl Write, value: &T) -> std::io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    out.write_all(b"\n")
+}
+
+struct Hashing<W> {
+    inner: W,
+    hash: Xxh3,
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// Reads JSON lines, counting and hashing them.
+struct Lines {
+    path: PathBuf,
+    reader: BufReader<File>,
+    line: u64,
+    text: Vec<u8>,
+    hash: Xxh3,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Result<Lines, DataError> {
+        let file = File::open(path).map_err(|e| DataError::io(path, "read", e))?;
+        let reader = BufReader::new(file);
+        Ok(Lines { path: path.to_path_buf(), reader, line: 0, text: Vec::new(), hash: Xxh3::new() })
+    }
+
+    fn read(&mut self) -> Result<bool, DataError> {
+        self.text.clear();
+        self.line += 1;
+        let read = self.reader.read_until(b'\n', &mut self.text);
+        Ok(read.map_err(|e| DataError::io(&self.path, "read", e))? > 0)
+    }
+
+    fn next<T: serde::de::DeserializeOwned>(&mut self, what: &str) -> Result<T, DataError> {
+        if !self.read()? {
+            return Err(self.fail(format!("the file ends before {what}; it is damaged, train again")));
+        }
+        self.hash.update(&self.text);
+        serde_json::from_slice(&self.text).map_err(|e| {
+            self.fail(format!("not {what} of an encoder file ({e}); it is damaged, train again"))
+        })
+    }
+
+    fn at_end(&mut self) -> Result<(), DataError> {
+        if self.read()? {
+            return Err(self.fail("text after the checksum; the file is damaged, train again".into()));
+        }
+        Ok(())
+    }
+
+    fn fail(&self, problem: String) -> DataError {
+        DataError::Encoder { path: self.path.clone(), line: self.line, problem }
+    }
+}
+
+/// Mean and squared deviations in one stable pass (Welford): exact for a constant column.
+#[derive(Clone, Debug, Default)]
+struct Moments {
+    count: u64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Moments {
+    fn push(&mut self, value: f64) {
+        self.count += 1;
+        let delta = value - self.mean;
+        self.mean += delta / self.count as f64;
+        self.squares += delta * (value - self.mean);
+    }
+
+    /// Population standard deviation, 0 without values.
+    fn std(&self) -> f64 {
+        (self.squares / self.count.max(1) as f64).sqrt()
+    }
+}
+
+/// Collects statistics and counts over the training rows.
+#[derive(Debug)]
+pub struct Fitter {
+    schema: Schema,
+    moments: Vec<Moments>,
+    counters: Vec<Counter>,
+    rows: u64,
+    positives: u64,
+}
+
+impl Fitter {
+    /// A fitter without rows; the schema is checked.
+    pub fn new(schema: &Schema) -> Result<Fitter, DataError> {
+        schema.validate()?;
+        Ok(Fitter {
+            moments: vec![Moments::default(); schema.numeric.len()],
+            counters: vec![Counter::default(); schema.categorical.len()],
+            schema: schema.clone(),
+            rows: 0,
+            positives: 0,
+        })
+    }
+
+    /// Counts rows. Columns are counted in parallel: no tables to merge, same result on any machine.
+    pub fn push(&mut self, raw: &RawRows) -> Result<(), DataError> {
+        let (n, c) = (self.schema.numeric.len(), self.schema.categorical.len());
+        self.rows += raw.len() as u64;
+        self.positives += raw.labels.iter().filter(|&&l| l == 1).count() as u64;
+        for (j, (moments, column)) in self.moments.iter_mut().zip(&self.schema.numeric).enumerate() {
+            if matches!(column.transform, Transform::Standardize { .. }) {
+                let present = raw.numeric.iter().skip(j).step_by(n).filter(|v| !v.is_nan());
+                present.for_each(|&v| moments.push(v));
+            }
+        }
+        let columns = self.counters.par_iter_mut().zip(&self.schema.categorical).enumerate();
+        columns.try_for_each(|(j, (counter, column))| {
+            if let Encoding::Hash { .. } = column.encoding {
+                return Ok(());
+            }
+            for row in 0..raw.len() {
+                let value = raw.field(row * c + j);
+                if !value.is_empty() && !counter.count(value) {
+                    return Err(DataError::TooMany {
+                        what: format!("distinct values of column {}", column.name),
+                        count: counter.distinct() as u64 + 1,
+                        limit: counter.distinct() as u64,
+                        remedy: "use the hash encoding for it",
+                    });
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The fitted encoder.
+    pub fn finish(self) -> Result<FittedEncoder, DataError> {
+        let mut schema = self.schema;
+        for (column, m) in schema.numeric.iter_mut().zip(&self.moments) {
+            if let Transform::Standardize { mean, std } = &mut column.transform {
+                (*mean, *std) = (m.mean, m.std());
+            }
+        }
+        let columns = self.counters.into_iter().zip(&schema.categorical).map(|(counter, column)| {
+            let values = match column.encoding {
+                Encoding::Vocabulary { min_count, max_size } => counter.finish(min_count, max_size),
+                Encoding::Hash { .. } => Interner::default(),
+            };
+            ColumnEncoder::new(column, values)
+        });
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, schema })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::schema::{CategoricalColumn, NumericColumn};
+
+    fn raw(rows: &[(f64, [&str; 2], u8)]) -> RawRows {
+        let mut raw = RawRows::default();
+        for (value, fields, label) in rows {
+            raw.numeric.push(*value);
+            for f in fields {
+                let start = raw.text.len() as u32;
+                raw.text.extend_from_slice(f.as_bytes());
+                raw.fields.push((start, raw.text.len() as u32));
+            }
+            raw.labels.push(*label);
+        }
+        raw
+    }
+
+    fn fitted() -> FittedEncoder {
+        let transform = Transform::STANDARDIZE;
+        let schema = Schema {
+            numeric: vec![NumericColumn { name: "n".into(), transform, indicator: true }],
+            categorical: vec![
+                CategoricalColumn {
+                    name: "v".into(),
+                    encoding: Encoding::Vocabulary { min_count: 1, max_size: None },
+                },
+                CategoricalColumn { name: "h".into(), encoding: Encoding::Hash { buckets: 10 } },
+            ],
+        };
+        let mut fitter = Fitter::new(&schema).unwrap();
+        fitter.push(&raw(&[(1.0, ["a\"\\\t", "x"], 1), (f64::NAN, ["é\n", ""], 0)])).unwrap();
+        fitter.push(&raw(&[(5.0, ["é\n", "y"], 0)])).unwrap();
+        fitter.finish().unwrap()
+    }
+
+    #[test]
+    fn fits_population_statistics_and_encodes() {
+        let e = fitted();
+        assert_eq!(e.schema.numeric[0].transform, Transform::Standardize { mean: 3.0, std: 2.0 });
+        assert_eq!((e.rows, e.positives, e.table_rows()), (3, 1, vec![4, 12]));
+        let mut rows = e.empty_rows();
+        e.encode(&raw(&[(7.0, ["é\n", ""], 1), (f64::NAN, ["?", "x"], 0)]), &mut rows);
+        assert_eq!(rows.numeric, [2.0, 0.0, 0.0, 1.0]);
+        assert_eq!(rows.ids[..3], [2, 1, 0]);
+        assert_eq!(rows.labels, [1, 0]);
+    }
+
+    #[test]
+    fn file_round_trip_and_every_damage_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("encoder.jsonl");
+        let e = fitted();
+        e.save(&path).unwrap();
+        let back = FittedEncoder::load(&path).unwrap();
+        assert_eq!((&back.schema, back.rows, back.positives), (&e.schema, 3, 1));
+        for value in ["a\"\\\t", "é\n", "none", ""] {
+            assert_eq!(back.columns[0].id(value.as_bytes()), e.columns[0].id(value.as_bytes()));
+        }
+        let good = std::fs::read(&path).unwrap();
+        let mut damaged: Vec<Vec<u8>> = (0..good.len()).map(|n| good[..n].to_vec()).collect();
+        damaged.pop(); // only the last line's newline is missing
+        damaged.extend((0..good.len() - 1).map(|i| {
+            let mut bytes = good.clone();
+            bytes[i] ^= 1;
+            bytes
+        }));
+        damaged.push([&good[..], b"{}\n"].concat());
+        for bytes in damaged {
+            std::fs::write(&path, &bytes).unwrap();
+            let text = FittedEncoder::load(&path).expect_err("damage").to_string();
+            assert!(text.contains("encoder.jsonl:") && !text.contains('\n'), "{text}");
+        }
+        assert!(matches!(FittedEncoder::load(&dir.path().join("no")), Err(DataError::NotFound { .. })));
+        assert!(matches!(FittedEncoder::load(dir.path()), Err(DataError::Directory { .. })));
+    }
+
+    #[test]
+    fn another_schema_is_refused() {
+        let e = fitted();
+        let mut other = e.schema.clone();
+        other.numeric[0].transform = Transform::STANDARDIZE;
+        assert!(e.check_schema(Path::new("f"), &other).is_ok());
+        other.categorical[1].encoding = Encoding::Hash { buckets: 11 };
+        let text = e.check_schema(Path::new("f"), &other).unwrap_err().to_string();
+        assert!(text.starts_with("f:1: fitted for another schema (column h has another encoding)"), "{text}");
+    }
+}

@@ -1,0 +1,267 @@
+//! Which columns a data set has and how each becomes a number or an id.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::DataError;
+use super::vocab::FIRST_VALUE;
+
+/// How a numeric value is transformed; a missing value is 0 after it (math.md, section 1).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Transform {
+    /// ln(1 + max(v, 0)).
+    Log,
+    /// (v − mean)/std, both from the training rows; a constant column gives zeros.
+    Standardize {
+        /// Mean of the present training values; 0 before fitting.
+        #[serde(default)]
+        mean: f64,
+        /// Their population standard deviation; 1 before fitting.
+        #[serde(default = "one")]
+        std: f64,
+    },
+    /// v itself.
+    None,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Transform {
+    /// `standardize` before fitting.
+    pub const STANDARDIZE: Transform = Transform::Standardize { mean: 0.0, std: 1.0 };
+
+    /// The feature of a value, NaN standing for missing. Finite for every finite value.
+    pub fn apply(&self, value: f64) -> f32 {
+        if value.is_nan() {
+            return 0.0;
+        }
+        let x = match *self {
+            Transform::Log => value.max(0.0).ln_1p(),
+            Transform::Standardize { std: 0.0, .. } => 0.0,
+            Transform::Standardize { mean, std } => (value - mean) / std,
+            Transform::None => value,
+        };
+        x.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+    }
+}
+
+/// One numeric column.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumericColumn {
+    /// Name, as errors give it.
+    pub name: String,
+    /// How its values are transformed.
+    pub transform: Transform,
+    /// Whether a 0/1 "is missing" feature follows the transformed columns.
+    #[serde(default)]
+    pub indicator: bool,
+}
+
+/// How a categorical value becomes an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Encoding {
+    /// Ids for the values of the training rows, everything else is out-of-vocabulary.
+    Vocabulary {
+        /// Values seen less often have no id of their own.
+        #[serde(default = "one_count")]
+        min_count: u64,
+        /// At most this many values, the most frequent ones.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_size: Option<u32>,
+    },
+    /// 2 + xxh3_64(column name, NUL, value) mod buckets.
+    Hash {
+        /// Number of buckets.
+        buckets: u32,
+    },
+}
+
+fn one_count() -> u64 {
+    1
+}
+
+/// One categorical column.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CategoricalColumn {
+    /// Name, as errors give it and as the hash sees it.
+    pub name: String,
+    /// How its values become ids.
+    pub encoding: Encoding,
+}
+
+/// The columns of a data set, in file order.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schema {
+    /// Numeric columns.
+    pub numeric: Vec<NumericColumn>,
+    /// Categorical columns.
+    pub categorical: Vec<CategoricalColumn>,
+}
+
+/// Integer columns of a Criteo row.
+pub const CRITEO_NUMERIC: usize = 13;
+/// Categorical columns of a Criteo row.
+pub const CRITEO_CATEGORICAL: usize = 26;
+
+impl Schema {
+    /// Criteo's I1..I13 and C1..C26, each kind with one treatment.
+    pub fn criteo(transform: Transform, indicator: bool, encoding: Encoding) -> Schema {
+        Schema {
+            numeric: (1..=CRITEO_NUMERIC)
+                .map(|i| NumericColumn { name: format!("I{i}"), transform, indicator })
+                .collect(),
+            categorical: (1..=CRITEO_CATEGORICAL)
+                .map(|i| CategoricalColumn { name: format!("C{i}"), encoding })
+                .collect(),
+        }
+    }
+
+    /// Numeric features of a row: the transformed columns, then the indicators.
+    pub fn features(&self) -> usize {
+        self.numeric.len() + self.numeric.iter().filter(|c| c.indicator).count()
+    }
+
+    /// The features of a row in output order; NaN stands for missing.
+    pub fn transform_into(&self, values: &[f64], out: &mut Vec<f32>) {
+        debug_assert_eq!(values.len(), self.numeric.len());
+        out.extend(self.numeric.iter().zip(values).map(|(c, &v)| c.transform.apply(v)));
+        let indicators = self.numeric.iter().zip(values).filter(|(c, _)| c.indicator);
+        out.extend(indicators.map(|(_, v)| f32::from(u8::from(v.is_nan()))));
+    }
+
+    /// Whether the schema can be used; the error names the column.
+    pub fn validate(&self) -> Result<(), DataError> {
+        let fail = |column: &str, problem: String| {
+            Err(DataError::Schema { column: column.escape_debug().to_string(), problem })
+        };
+        let mut seen = HashSet::new();
+        let names = self.numeric.iter().map(|c| &c.name).chain(self.categorical.iter().map(|c| &c.name));
+        for name in names {
+            if name.is_empty() || name.chars().any(char::is_control) {
+                return fail(
+                    name,
+                    "a name must have characters, and none of them a control character".into(),
+                );
+            }
+            if !seen.insert(name) {
+                return fail(name, "two columns have this name; rename one".into());
+            }
+        }
+        for c in &self.numeric {
+            if let Transform::Standardize { mean, std } = c.transform
+                && !(mean.is_finite() && std.is_finite() && std >= 0.0)
+            {
+                return fail(&c.name, format!("mean {mean} and std {std} must be finite, std not negative"));
+            }
+        }
+        for c in &self.categorical {
+            match c.encoding {
+                Encoding::Vocabulary { min_count: 0, .. } => {
+                    return fail(&c.name, "min_count is 0, expected at least 1".into());
+                }
+                Encoding::Hash { buckets } if buckets == 0 || buckets > u32::MAX - 2 * FIRST_VALUE => {
+                    return fail(&c.name, format!("{buckets} hash buckets, expected 1 to 4294967291"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The first difference from `other`, in words, leaving fitted statistics aside.
+    pub fn difference(&self, other: &Schema) -> Option<String> {
+        if self.numeric.len() != other.numeric.len() || self.categorical.len() != other.categorical.len() {
+            return Some(format!(
+                "{} numeric and {} categorical columns against {} and {}",
+                self.numeric.len(),
+                self.categorical.len(),
+                other.numeric.len(),
+                other.categorical.len()
+            ));
+        }
+        let kind = std::mem::discriminant::<Transform>;
+        for (a, b) in self.numeric.iter().zip(&other.numeric) {
+            if a.name != b.name {
+                return Some(format!("column {} against {}", a.name, b.name));
+            }
+            if kind(&a.transform) != kind(&b.transform) || a.indicator != b.indicator {
+                return Some(format!("column {} has another transform or indicator", a.name));
+            }
+        }
+        for (a, b) in self.categorical.iter().zip(&other.categorical) {
+            if a.name != b.name {
+                return Some(format!("column {} against {}", a.name, b.name));
+            }
+            if a.encoding != b.encoding {
+                return Some(format!("column {} has another encoding", a.name));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOCAB: Encoding = Encoding::Vocabulary { min_count: 1, max_size: None };
+
+    #[test]
+    fn transforms_follow_the_text() {
+        assert_eq!(Transform::Log.apply(-3.0), 0.0);
+        assert_eq!(Transform::Log.apply(1.0), 2.0_f32.ln());
+        let s = Transform::Standardize { mean: 2.0, std: 4.0 };
+        assert_eq!((s.apply(10.0), s.apply(f64::NAN)), (2.0, 0.0));
+        assert_eq!(Transform::Standardize { mean: 2.0, std: 0.0 }.apply(2.0), 0.0);
+        assert_eq!(Transform::None.apply(-7.0), -7.0);
+        let tiny = Transform::Standardize { mean: 0.0, std: 1e-300 };
+        assert!(tiny.apply(1e30).is_finite());
+    }
+
+    #[test]
+    fn indicators_follow_all_transformed_columns() {
+        let mut s = Schema::criteo(Transform::None, false, VOCAB);
+        s.numeric.truncate(3);
+        s.numeric[0].indicator = true;
+        s.numeric[2].indicator = true;
+        let mut out = Vec::new();
+        s.transform_into(&[f64::NAN, 5.0, 6.0], &mut out);
+        assert_eq!(out, [0.0, 5.0, 6.0, 1.0, 0.0]);
+        assert_eq!(s.features(), 5);
+    }
+
+    #[test]
+    fn validation_names_the_column() {
+        let good = Schema::criteo(Transform::Log, true, VOCAB);
+        assert!(good.validate().is_ok() && good.features() == 26);
+        let mut s = good.clone();
+        s.categorical[4].name = "I2".into();
+        assert!(s.validate().unwrap_err().to_string().contains("column I2: two columns"));
+        let mut s = good.clone();
+        s.categorical[4].encoding = Encoding::Hash { buckets: 0 };
+        assert!(s.validate().unwrap_err().to_string().starts_with("schema: column C5: 0 hash buckets"));
+        let mut s = good.clone();
+        s.categorical[0].encoding = Encoding::Vocabulary { min_count: 0, max_size: None };
+        assert!(s.validate().is_err());
+        assert_eq!(good.difference(&s).unwrap(), "column C1 has another encoding");
+        let mut s = good.clone();
+        s.numeric[0].name = "bad\tname".into();
+        assert!(!s.validate().unwrap_err().to_string().contains('\t'));
+    }
+
+    #[test]
+    fn serde_round_trip_and_unknown_keys() {
+        let s = Schema::criteo(Transform::STANDARDIZE, true, Encoding::Hash { buckets: 1000 });
+        let json = serde_json::to_string(&s).unwrap();
+        assert_eq!(serde_json::from_str::<Schema>(&json).unwrap(), s);
+        assert!(serde_json::from_str::<Schema>(&json.replacen("buckets", "bucket", 1)).is_err());
+    }
+}

@@ -1,0 +1,273 @@
+//! Categorical values to ids: 0 = out-of-vocabulary, 1 = missing, from 2 on the values
+//! (vocabulary: by falling count, then by bytes; hash: 2 + hash mod buckets).
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::error::DataError;
+use super::schema::{CategoricalColumn, Encoding};
+
+/// Id of a value that the vocabulary does not have.
+pub const OOV: u32 = 0;
+/// Id of a missing value.
+pub const MISSING: u32 = 1;
+/// Id of the first value.
+pub const FIRST_VALUE: u32 = 2;
+
+/// A set of byte strings numbered in order of insertion: one arena and an open-addressing table,
+/// about 16 bytes a value on top of its text.
+#[derive(Clone, Debug, Default)]
+pub struct Interner {
+    bytes: Vec<u8>,
+    /// End of each value in `bytes`.
+    ends: Vec<usize>,
+    /// (upper half of the hash, number + 1); 0 marks a free slot. The length is a power of two.
+    slots: Vec<(u32, u32)>,
+}
+
+impl Interner {
+    /// The most values a set can hold, so that every id fits below `u32::MAX`.
+    const MOST: usize = (u32::MAX - 2 * FIRST_VALUE) as usize;
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The value numbered `i`.
+    pub fn value(&self, i: usize) -> &[u8] {
+        let start = if i == 0 { 0 } else { self.ends[i - 1] };
+        &self.bytes[start..self.ends[i]]
+    }
+
+    /// The number of a value.
+    pub fn get(&self, value: &[u8]) -> Option<u32> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let (_, entry) = self.slots[self.find(value, xxh3_64(value))];
+        entry.checked_sub(1)
+    }
+
+    /// The number of a value, given a new one if needed; `None` when no number is left.
+    pub fn intern(&mut self, value: &[u8]) -> Option<u32> {
+        if self.ends.len() * 4 >= self.slots.len() * 3 {
+            self.grow();
+        }
+        let hash = xxh3_64(value);
+        let slot = self.find(value, hash);
+        if let Some(number) = self.slots[slot].1.checked_sub(1) {
+            return Some(number);
+        }
+        if self.len() >= Self::MOST {
+            return None;
+        }
+        self.bytes.extend_from_slice(value);
+        self.ends.push(self.bytes.len());
+        let number = self.len() as u32;
+        self.slots[slot] = ((hash >> 32) as u32, number);
+        Some(number - 1)
+    }
+
+    /// The slot that holds `value`, or the free slot where it belongs.
+    fn find(&self, value: &[u8], hash: u64) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut slot = hash as usize & mask;
+        loop {
+            let (tag, entry) = self.slots[slot];
+            if entry == 0 || (tag == (hash >> 32) as u32 && self.value(entry as usize - 1) == value) {
+                return slot;
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+
+    fn grow(&mut self) {
+        let size = (self.slots.len() * 2).max(16);
+        self.slots = vec![(0, 0); size];
+        for i in 0..self.ends.len() {
+            let hash = xxh3_64(self.value(i));
+            let mut slot = hash as usize & (size - 1);
+            while self.slots[slot].1 != 0 {
+                slot = (slot + 1) & (size - 1);
+            }
+            self.slots[slot] = ((hash >> 32) as u32, i as u32 + 1);
+        }
+    }
+}
+
+/// Counts the values of one column and makes its vocabulary.
+#[derive(Clone, Debug, Default)]
+pub struct Counter {
+    values: Interner,
+    counts: Vec<u64>,
+}
+
+impl Counter {
+    /// Counts one present value; `false` when there are more distinct values than ids.
+    #[must_use]
+    pub fn count(&mut self, value: &[u8]) -> bool {
+        let Some(number) = self.values.intern(value) else { return false };
+        match self.counts.get_mut(number as usize) {
+            Some(count) => *count += 1,
+            None => self.counts.push(1),
+        }
+        true
+    }
+
+    /// Distinct values so far.
+    pub fn distinct(&self) -> usize {
+        self.values.len()
+    }
+
+    /// The values with at least `min_count` occurrences, at most `max_size` of them, by falling
+    /// count, then by bytes.
+    pub fn finish(self, min_count: u64, max_size: Option<u32>) -> Interner {
+        let (values, counts) = (&self.values, &self.counts);
+        let mut kept: Vec<usize> = (0..values.len()).filter(|&i| counts[i] >= min_count).collect();
+        kept.sort_unstable_by(|&a, &b| {
+            counts[b].cmp(&counts[a]).then_with(|| values.value(a).cmp(values.value(b)))
+        });
+        kept.truncate(max_size.map_or(usize::MAX, |m| m as usize));
+        let mut vocabulary = Interner::default();
+        for i in kept {
+            // Cannot fail: no more values than `self.values` holds.
+            vocabulary.intern(values.value(i));
+        }
+        vocabulary
+    }
+}
+
+/// Turns one column's values into ids.
+#[derive(Clone, Debug)]
+pub enum ColumnEncoder {
+    /// Ids of the training values.
+    Vocabulary(Interner),
+    /// Hash buckets.
+    Hash {
+        /// Column name and NUL, what the hash starts with.
+        prefix: Box<[u8]>,
+        /// Number of buckets, at least 1.
+        buckets: u32,
+    },
+}
+
+impl ColumnEncoder {
+    /// The encoder of a column; `values` is its vocabulary, where it has one.
+    pub fn new(column: &CategoricalColumn, values: Interner) -> Result<ColumnEncoder, DataError> {
+        match column.encoding {
+            Encoding::Vocabulary { .. } => Ok(ColumnEncoder::Vocabulary(values)),
+            Encoding::Hash { buckets: 0 } => Err(DataError::Schema {
+                column: column.name.clone(),
+                problem: "0 hash buckets, expected at least 1".into(),
+            }),
+            Encoding::Hash { buckets } => {
+                Ok(ColumnEncoder::Hash { prefix: [column.name.as_bytes(), &[0]].concat().into(), buckets })
+            }
+        }
+    }
+
+    /// Id of a value; the empty value is the missing one.
+    pub fn id(&self, value: &[u8]) -> u32 {
+        if value.is_empty() {
+            return MISSING;
+        }
+        match self {
+            ColumnEncoder::Vocabulary(values) => values.get(value).map_or(OOV, |n| n + FIRST_VALUE),
+            ColumnEncoder::Hash { prefix, buckets } => {
+                let length = prefix.len() + value.len();
+                let mut short = [0; 64];
+                let hash = if length <= short.len() {
+                    short[..prefix.len()].copy_from_slice(prefix);
+                    short[prefix.len()..length].copy_from_slice(value);
+                    xxh3_64(&short[..length])
+                } else {
+                    xxh3_64(&[prefix, value].concat())
+                };
+                FIRST_VALUE + (hash % u64::from(*buckets)) as u32
+            }
+        }
+    }
+
+    /// Rows of the column's embedding table: ids are below it.
+    pub fn table_rows(&self) -> u32 {
+        match self {
+            ColumnEncoder::Vocabulary(values) => values.len() as u32 + FIRST_VALUE,
+            ColumnEncoder::Hash { buckets, .. } => buckets + FIRST_VALUE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn hashed(name: &str, buckets: u32) -> ColumnEncoder {
+        let column = CategoricalColumn { name: name.into(), encoding: Encoding::Hash { buckets } };
+        ColumnEncoder::new(&column, Interner::default()).unwrap()
+    }
+
+    #[test]
+    fn order_is_by_count_then_bytes() {
+        let mut c = Counter::default();
+        for v in ["b", "z", "a", "z", "rare", "é", "b", "a"] {
+            assert!(c.count(v.as_bytes()));
+        }
+        let v = c.clone().finish(2, None);
+        assert_eq!((0..v.len()).map(|i| v.value(i)).collect::<Vec<_>>(), [b"a", b"b", b"z"]);
+        let e = ColumnEncoder::Vocabulary(v);
+        let ids = ["a", "b", "z", "rare", "new", ""].map(|v| e.id(v.as_bytes()));
+        assert_eq!((ids, e.table_rows()), ([2, 3, 4, OOV, OOV, MISSING], 5));
+        assert_eq!(c.finish(1, Some(2)).len(), 2);
+    }
+
+    #[test]
+    fn hash_is_the_pinned_one() {
+        let e = hashed("C7", 1000);
+        let want = 2 + (xxh3_64(b"C7\0fbad5c96") % 1000) as u32;
+        assert_eq!(e.id(b"fbad5c96"), want);
+        assert_ne!(hashed("C8", 1_000_000_000).id(b"x"), hashed("C7", 1_000_000_000).id(b"x"));
+        // xxh3_64 of the empty string, from the specification: the hash itself is the standard one.
+        assert_eq!(xxh3_64(b""), 0x2d06_8005_38d3_94c2);
+        assert_eq!((e.id(b""), e.table_rows()), (MISSING, 1002));
+    }
+
+    #[test]
+    fn long_and_short_values_hash_alike() {
+        for length in [1, 60, 61, 62, 200] {
+            let value = vec![b'v'; length];
+            let want = 2 + (xxh3_64(&[b"C1\0", &value[..]].concat()) % 97) as u32;
+            assert_eq!(hashed("C1", 97).id(&value), want);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn interner_agrees_with_a_map(values in prop::collection::vec("[a-c]{0,4}", 0..400)) {
+            let (mut set, mut map) = (Interner::default(), HashMap::new());
+            for v in &values {
+                let next = map.len() as u32;
+                let want = *map.entry(v.clone()).or_insert(next);
+                prop_assert_eq!(set.intern(v.as_bytes()), Some(want));
+            }
+            prop_assert_eq!(set.len(), map.len());
+            for (v, n) in &map {
+                prop_assert_eq!(set.get(v.as_bytes()), Some(*n));
+                prop_assert_eq!(set.value(*n as usize), v.as_bytes());
+            }
+            prop_assert_eq!(set.get(b"absent"), None);
+        }
+
+        #[test]
+        fn every_id_is_below_the_table_size(value in "\\PC{0,80}", buckets in 1u32..50) {
+            let e = hashed("C1", buckets);
+            prop_assert!(e.id(value.as_bytes()) < e.table_rows());
+        }
+    }
+}

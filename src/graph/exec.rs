@@ -1,0 +1,165 @@
+//! One face for both executors: a device, the persistent state on it, and programs compiled for it.
+
+use super::cpu::{CpuProgram, CpuState};
+use super::fuse::fuse;
+use super::gpu::{GpuProgram, GpuState};
+use super::plan::Plan;
+use super::{Graph, Tensor};
+use crate::gpu::{Gpu, GpuError};
+use crate::ops::{GpuCaps, MatmulChoice};
+use std::sync::Arc;
+
+/// Where graphs run.
+#[derive(Clone, Debug)]
+pub enum Device {
+    /// The CPU executor in f32.
+    Cpu,
+    /// A wgpu device, with what launches need to know of it.
+    Gpu(Gpu, GpuCaps),
+}
+
+impl Device {
+    /// A wgpu device with the matrix product's variants chosen by `matmul`.
+    pub fn gpu(gpu: Gpu, matmul: Arc<dyn MatmulChoice>) -> Self {
+        let caps = GpuCaps { is_cpu: gpu.is_software(), matmul };
+        Device::Gpu(gpu, caps)
+    }
+
+    /// Name for reports.
+    pub fn name(&self) -> String {
+        match self {
+            Device::Cpu => "cpu".into(),
+            Device::Gpu(g, _) => g.info().name.clone(),
+        }
+    }
+}
+
+/// Persistent values (parameters, optimiser state) on a device.
+#[derive(Debug)]
+pub enum State {
+    /// On the host.
+    Cpu(CpuState<f32>),
+    /// In device buffers.
+    Gpu(GpuState),
+}
+
+impl State {
+    /// Empty, on `device`.
+    pub fn new(device: &Device) -> Self {
+        match device {
+            Device::Cpu => State::Cpu(CpuState::default()),
+            Device::Gpu(g, _) => State::Gpu(GpuState::new(g)),
+        }
+    }
+
+    /// Creates or overwrites a value.
+    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
+        match self {
+            State::Cpu(s) => {
+                s.values.insert(name.into(), data.to_vec());
+                Ok(())
+            }
+            State::Gpu(s) => s.set(name, data),
+        }
+    }
+
+    /// Copies values to the host.
+    ///
+    /// # Panics
+    /// If one does not exist.
+    pub async fn get(&self, names: &[&str]) -> Result<Vec<Vec<f32>>, GpuError> {
+        match self {
+            State::Cpu(s) => Ok(names
+                .iter()
+                .map(|n| s.values.get(*n).unwrap_or_else(|| panic!("no state named {n}")).clone())
+                .collect()),
+            State::Gpu(s) => s.get(names).await,
+        }
+    }
+}
+
+/// A graph compiled for a device.
+pub enum Program {
+    /// For the CPU.
+    Cpu(Box<CpuProgram<f32>>, Vec<Tensor>),
+    /// For a wgpu device.
+    Gpu(Box<GpuProgram>, Vec<Tensor>),
+}
+
+impl Program {
+    /// Fuses, plans and compiles. `keep[i]` is what [`Program::read`] calls value `i`. States must exist.
+    pub fn compile(
+        device: &Device,
+        state: &State,
+        graph: &Graph,
+        keep: &[Tensor],
+        label: &str,
+    ) -> Result<Program, GpuError> {
+        let (g, kept) = fuse(graph, keep);
+        Ok(match (device, state) {
+            (Device::Cpu, _) => Program::Cpu(Box::new(CpuProgram::new(g, &kept)), kept),
+            (Device::Gpu(gpu, caps), State::Gpu(s)) => {
+                Program::Gpu(Box::new(GpuProgram::new(gpu, caps, &g, &kept, s, label)?), kept)
+            }
+            (Device::Gpu(..), State::Cpu(_)) => unreachable!("the state was made for this device"),
+        })
+    }
+
+    /// The memory plan.
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Program::Cpu(p, _) => p.plan(),
+            Program::Gpu(p, _) => p.plan(),
+        }
+    }
+
+    /// Whether the graph reads this input.
+    pub fn has_input(&self, name: &str) -> bool {
+        match self {
+            Program::Cpu(p, _) => p.has_input(name),
+            Program::Gpu(p, _) => p.has_input(name),
+        }
+    }
+
+    /// Uploads floats.
+    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
+        match self {
+            Program::Cpu(p, _) => {
+                p.set(name, data);
+                Ok(())
+            }
+            Program::Gpu(p, _) => p.set(name, data),
+        }
+    }
+
+    /// Uploads ids.
+    pub fn set_ids(&mut self, name: &str, data: &[u32]) -> Result<(), GpuError> {
+        match self {
+            Program::Cpu(p, _) => {
+                p.set_ids(name, data);
+                Ok(())
+            }
+            Program::Gpu(p, _) => p.set(name, data),
+        }
+    }
+
+    /// One run. On a wgpu device it is submitted, not waited for.
+    pub fn run(&mut self, state: &mut State) -> Result<(), GpuError> {
+        match (self, state) {
+            (Program::Cpu(p, _), State::Cpu(s)) => {
+                p.run(s);
+                Ok(())
+            }
+            (Program::Gpu(p, _), _) => p.run(),
+            (Program::Cpu(..), State::Gpu(_)) => unreachable!("the state was made for this device"),
+        }
+    }
+
+    /// Copies kept values to the host: positions in the `keep` that it was compiled with.
+    pub async fn read(&self, which: &[usize]) -> Result<Vec<Vec<f32>>, GpuError> {
+        match self {
+            Program::Cpu(p, keep) => Ok(which.iter().map(|&i| p.read(keep[i])).collect()),
+            Program::Gpu(p, keep) => p.read(&which.iter().map(|&i| keep[i]).collect::<Vec<_>>()).await,
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The device executor: the same graph as one prepared list of dispatches.
+//!
+//! Everything is decided when the program is made: shaders, sizes, buffers, bind groups. A step uploads
+//! its inputs, submits, and returns; nothing is read back unless asked for.
+
+use super::plan::{Plan, plan};
+use super::{Graph, Source, Tensor};
+use crate::gpu::kernel::{Bind, Kernel};
+use crate::gpu::{Buffer, CommandList, Gpu, GpuError, Launch, Profile, Region};
+use crate::ops::{GpuCaps, GpuLaunch, GpuRequest, Op};
+use std::collections::HashMap;
+
+/// Persistent values on the device, by name.
+#[derive(Debug)]
+pub struct GpuState {
+    gpu: Gpu,
+    values: HashMap<String, (Buffer, usize)>,
+}
+
+impl GpuState {
+    /// No values yet.
+    pub fn new(gpu: &Gpu) -> Self {
+        GpuState { gpu: gpu.clone(), values: HashMap::new() }
+    }
+
+    /// Creates or overwrites a value.
+    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
+        match self.values.get(name) {
+            Some((b, n)) if *n == data.len() => self.gpu.write(b, 0, data),
+            _ => {
+                let b = self.gpu.create_buffer_with(name, data)?;
+                self.values.insert(name.into(), (b, data.len()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies values to the host.
+    pub async fn get(&self, names: &[&str]) -> Result<Vec<Vec<f32>>, GpuError> {
+        let reads: Vec<_> = names
+            .iter()
+            .map(|n| {
+                let (b, len) = self.values.get(*n).unwrap_or_else(|| panic!("no state named {n}"));
+                (b, 0..*len as u64)
+            })
+            .collect();
+        self.gpu.read_many_async(&reads).await
+    }
+
+    /// Whether a value exists.
+    pub fn contains(&self, name: &str) -> bool {
+        self.values.contains_key(name)
+    }
+}
+
+/// A compiled graph on a device.
+#[derive(Debug)]
+pub struct GpuProgram {
+    gpu: Gpu,
+    plan: Plan,
+    commands: CommandList,
+    inputs: HashMap<String, Buffer>,
+    /// Kept values and inputs: where to read them.
+    readable: HashMap<usize, (Buffer, usize)>,
+}
+
+/// The launches of every node that the kept values need, without a device: what a test validates, and what
+/// [`GpuProgram`] compiles. Also the memory plan.
+pub fn lower(g: &Graph, keep: &[Tensor], caps: &GpuCaps) -> (Plan, Vec<(usize, GpuLaunch)>) {
+    // sharing a buffer changes the shader, scratch sizes change the plan: plan once for sharing with the
+    // scratch that the launches will ask for, which does not depend on sharing
+    let shapes = |ts: &[Tensor]| ts.iter().map(Tensor::shape).collect::<Vec<_>>();
+    let launch = |n: usize, in_place| {
+        let node = &g.nodes[n];
+        let (inputs, outputs) = (shapes(&node.inputs), shapes(&node.outputs));
+        node.op.gpu(&GpuRequest { inputs: &inputs, outputs: &outputs, in_place, caps })
+    };
+    let p = plan(g, keep, &|n| launch(n, None).scratch, &|op: &dyn Op| op.may_alias_gpu());
+    let launches = p.order.iter().map(|&n| (n, launch(n, p.in_place.get(&n).copied()))).collect();
+    (p, launches)
+}
+
+impl GpuProgram {
+    /// Lowers, allocates, compiles. States that the graph uses must exist.
+    pub fn new(
+        gpu: &Gpu,
+        caps: &GpuCaps,
+        g: &Graph,
+        keep: &[Tensor],
+        state: &GpuState,
+        label: &str,
+    ) -> Result<Self, GpuError> {
+        let (plan, launches) = lower(g, keep, caps);
+        let mut names: Vec<String> = vec![String::new(); plan.buffers.len()];
+        for (v, b) in &plan.buffer_of {
+            if names[*b].is_empty() {
+                names[*b] = g.describe(Tensor { id: *v as u32, shape: g.values[*v].shape });
+            }
+        }
+        let buffers: Vec<Buffer> = plan
+            .buffers
+            .iter()
+            .zip(&names)
+            .map(|(&n, name)| gpu.create_buffer(name, 4 * n as u64))
+            .collect::<Result<_, _>>()?;
+        let mut inputs = HashMap::new();
+        let mut constants = HashMap::new();
+        let used: std::collections::HashSet<usize> = plan
+            .order
+            .iter()
+            .flat_map(|&n| g.nodes[n].inputs.iter().map(|t| t.index()))
+            .chain(keep.iter().map(|t| t.index()))
+            .collect();
+        for (i, v) in g.values.iter().enumerate().filter(|(i, _)| used.contains(i)) {
+            match &v.source {
+                Source::Input(name) => {
+                    inputs.insert(name.clone(), gpu.create_buffer(name, 4 * v.shape.len() as u64)?);
+                }
+                Source::Const(c) => {
+                    let data: Vec<f32> = c.iter().map(|&x| x as f32).collect();
+                    constants.insert(i, gpu.create_buffer_with("constant", &data)?);
+                }
+                _ => {}
+            }
+        }
+        let find = |t: Tensor| -> (Buffer, usize) {
+            let v = &g.values[t.index()];
+            let b = match &v.source {
+                Source::Node(..) => buffers[plan.buffer_of[&t.index()]].clone(),
+                Source::Const(_) => constants[&t.index()].clone(),
+                Source::Input(n) => inputs[n].clone(),
+                Source::State(n) => {
+                    let (b, len) = state.values.get(n).unwrap_or_else(|| panic!("no state named {n}"));
+                    assert_eq!(*len, v.shape.len(), "state {n}");
+                    b.clone()
+                }
+            };
+            (b, v.shape.len())
+        };
+        let region = |(b, n): (Buffer, usize)| -> Region { b.region(0, 4 * n as u64) };
+        let mut kernels: Vec<(Kernel, Vec<Region>)> = vec![];
+        for (n, l) in launches {
+            let node = &g.nodes[n];
+            for k in l.kernels {
+                let regions = k
+                    .bindings
+                    .iter()
+                    .map(|b| match *b {
+                        Bind::In(i) => region(find(node.inputs[i])),
+                        Bind::Out(o) => region(find(node.outputs[o])),
+                        Bind::Scratch(s) => region((buffers[plan.scratch[&n][s]].clone(), l.scratch[s])),
+                    })
+                    .collect();
+                kernels.push((k, regions));
+            }
+        }
+        let list: Vec<Launch<'_>> =
+            kernels.iter().map(|(kernel, regions)| Launch { kernel, regions: regions.clone() }).collect();
+        let commands = CommandList::new(gpu, label, &list)?;
+        let readable = keep.iter().map(|t| (t.index(), find(*t))).collect();
+        Ok(GpuProgram { gpu: gpu.clone(), plan, commands, inputs, readable })
+    }
+
+    /// The memory plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Number of dispatches in a run.
+    pub fn dispatches(&self) -> usize {
+        self.commands.len()
+    }
+
+    /// Whether the graph reads this input.
+    pub fn has_input(&self, name: &str) -> bool {
+        self.inputs.contains_key(name)
+    }
+
+    /// Uploads an input (floats or ids, both 32 bits wide).
+    pub fn set<T: bytemuck::NoUninit>(&mut self, name: &str, data: &[T]) -> Result<(), GpuError> {
+        let b = self.inputs.get(name).unwrap_or_else(|| panic!("no input named {name}"));
+        self.gpu.write(b, 0, data)
+    }
+
+    /// Submits one run; does not wait.
+    pub fn run(&mut self) -> Result<(), GpuError> {
+        self.commands.run()
+    }
+
+    /// One run with the time of each dispatch.
+    pub async fn run_profiled(&mut self) -> Result<Profile, GpuError> {
+        self.commands.run_profiled_async().await
+    }
+
+    /// Copies kept values to the host, waiting for the runs submitted so far.
+    pub async fn read(&self, tensors: &[Tensor]) -> Result<Vec<Vec<f32>>, GpuError> {
+        let reads: Vec<_> = tensors
+            .iter()
+            .map(|t| {
+                let (b, n) = self.readable.get(&t.index()).expect("only kept values can be read");
+                (b, 0..*n as u64)
+            })
+            .collect();
+        self.gpu.read_many_async(&reads).await
+    }
+}

@@ -1,0 +1,181 @@
+//! The checks that need no data: ranges, divisibility, options that exclude each other.
+
+use std::fmt::Display;
+
+use super::*;
+
+/// Largest number of slots, and of any hidden width.
+pub(super) const MAX_SIZE: usize = 1 << 16;
+const MAX_LAYERS: usize = 1024;
+const MAX_MODULES: usize = 64;
+const MAX_BATCH: usize = 1 << 22;
+// Fits a 32-bit address space: the browser build reads the same configurations.
+const MAX_COUNT: usize = 1 << 31;
+
+fn range<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Result<(), ConfigError> {
+    if value >= low && value <= high {
+        return Ok(());
+    }
+    Err(ConfigError::at(key, format!("{key} = {value} is out of range; it goes from {low} to {high}")))
+}
+
+fn number(key: &str, value: f64, fits: bool, rule: &str) -> Result<(), ConfigError> {
+    if fits && value.is_finite() {
+        return Ok(());
+    }
+    Err(ConfigError::at(key, format!("{key} = {value:?} is out of range; it must be {rule}")))
+}
+
+fn hidden(key: &str, widths: &[usize], least: usize) -> Result<(), ConfigError> {
+    if widths.len() < least || widths.len() > 16 {
+        let message = format!("{key} has {} hidden widths; it takes {least} to 16", widths.len());
+        return Err(ConfigError::at(key, message));
+    }
+    widths.iter().enumerate().try_for_each(|(i, &w)| range(&format!("{key}[{i}]"), w, 1, MAX_SIZE))
+}
+
+pub(super) fn config(c: &Config) -> Result<(), ConfigError> {
+    model(&c.model)?;
+    range("data.min_count", c.data.min_count, 1, MAX_COUNT)?;
+    range("data.max_size", c.data.max_size, 0, 1 << 31)?;
+    range("data.buckets", c.data.buckets, 1, 1 << 31)?;
+    train(&c.train)
+}
+
+fn train(t: &TrainConfig) -> Result<(), ConfigError> {
+    range("train.batch", t.batch, 1, MAX_BATCH)?;
+    range("train.eval_batch", t.eval_batch, 1, MAX_BATCH)?;
+    range("train.epochs", t.epochs, 1, 1_000_000)?;
+    // TOML's integers are signed.
+    range("train.seed", t.seed, 0, i64::MAX as u64)?;
+    range("train.eval_every", t.eval_every, 0, MAX_COUNT)?;
+    range("train.checkpoint_every", t.checkpoint_every, 0, MAX_COUNT)?;
+    range("train.log_every", t.log_every, 0, MAX_COUNT)?;
+    range("train.patience", t.patience, 0, MAX_COUNT)?;
+    range("train.warmup", t.warmup, 0, MAX_COUNT)?;
+    for (key, rate) in [("train.lr", t.lr), ("train.embedding_lr", t.embedding_lr)] {
+        number(key, rate, rate > 0.0 && rate <= 1000.0, "above 0 and at most 1000")?;
+    }
+    for (key, beta) in [("train.beta1", t.beta1), ("train.beta2", t.beta2)] {
+        number(key, beta, (0.0..1.0).contains(&beta), "at least 0 and below 1")?;
+    }
+    for (key, eps) in [("train.eps", t.eps), ("train.embedding_eps", t.embedding_eps)] {
+        number(key, eps, eps > 0.0 && eps <= 1.0, "above 0 and at most 1")?;
+    }
+    number("train.weight_decay", t.weight_decay, (0.0..=100.0).contains(&t.weight_decay), "0 to 100")?;
+    number("train.clip", t.clip, t.clip >= 0.0, "at least 0 (0 = no clipping)")?;
+    number("train.embedding_init", t.embedding_init, (0.0..=10.0).contains(&t.embedding_init), "0 to 10")
+}
+
+fn model(m: &ModelConfig) -> Result<(), ConfigError> {
+    range("model.layers", m.layers, 1, MAX_LAYERS)?;
+    range("model.width", m.width, 1, 8192)?;
+    range("model.slots", m.slots, 0, MAX_SIZE)?;
+    if !m.layer.is_empty() && m.layer.len() != m.layers {
+        let message = format!(
+            "model.layers = {} but there are {} [[model.layer]] tables; leave model.layers out, or write {} tables",
+            m.layers,
+            m.layer.len(),
+            m.layers
+        );
+        return Err(ConfigError::at("model.layers", message));
+    }
+    if m.layer.is_empty() || m.layer.iter().any(|l| l.modules.is_none()) {
+        modules("model.modules", &m.modules, m.width)?;
+    }
+    for (i, layer) in m.layer.iter().enumerate() {
+        range(&format!("model.layer[{i}].slots"), layer.slots.unwrap_or(0), 0, MAX_SIZE)?;
+        if let Some(list) = &layer.modules {
+            modules(&format!("model.layer[{i}].modules"), list, m.width)?;
+        }
+    }
+    residual(&m.residual)?;
+    range("model.features.dense_slots", m.features.dense_slots, 1, MAX_SIZE)?;
+    hidden("model.features.dense_hidden", &m.features.dense_hidden, 0)?;
+    hidden("model.head.hidden", &m.head.hidden, 0)?;
+    m.check_known_shapes()
+}
+
+fn residual(r: &ResidualConfig) -> Result<(), ConfigError> {
+    range("model.residual.streams", r.streams, 1, 8)?;
+    range("model.residual.sinkhorn_iterations", r.sinkhorn_iterations, 1, 1000)?;
+    if let Some(i) = (1..r.learn.len()).find(|&i| r.learn[..i].contains(&r.learn[i])) {
+        let key = format!("model.residual.learn[{i}]");
+        return Err(ConfigError::at(&key, format!("{key} repeats \"{}\"; name each once", r.learn[i])));
+    }
+    let (b, a) = (r.res_off_diagonal, r.alpha_init);
+    number("model.residual.res_off_diagonal", b, (-80.0..=80.0).contains(&b), "-80 to 80")?;
+    number("model.residual.alpha_init", a, (-10.0..=10.0).contains(&a), "-10 to 10")
+}
+
+fn modules(key: &str, list: &[ModuleConfig], width: usize) -> Result<(), ConfigError> {
+    if list.is_empty() || list.len() > MAX_MODULES {
+        let message = format!("{key} has {} modules; a layer takes 1 to {MAX_MODULES}", list.len());
+        return Err(ConfigError::at(key, message));
+    }
+    list.iter().enumerate().try_for_each(|(i, m)| module(&format!("{key}[{i}]"), m, width))
+}
+
+fn module(key: &str, m: &ModuleConfig, width: usize) -> Result<(), ConfigError> {
+    range(&format!("{key}.slots"), m.slots, 0, MAX_SIZE)?;
+    match &m.kind {
+        ModuleKind::Linear | ModuleKind::Gram | ModuleKind::Fm => Ok(()),
+        ModuleKind::Attention { heads, ffn } => {
+            range(&format!("{key}.ffn"), *ffn, 0, MAX_SIZE)?;
+            if *heads == 0 || !width.is_multiple_of(*heads) {
+                let key = format!("{key}.heads");
+                let fits = one_of(&divisors(width));
+                let message = format!("{key} = {heads} does not divide model.width = {width}; use {fits}");
+                return Err(ConfigError::at(&key, message));
+            }
+            Ok(())
+        }
+        ModuleKind::Cross { form, rank, depth } => {
+            range(&format!("{key}.depth"), *depth, 1, 64)?;
+            range(&format!("{key}.rank"), *rank, 0, MAX_SIZE)?;
+            let key = format!("{key}.rank");
+            match (form, rank) {
+                (CrossForm::LowRank, 0) => Err(ConfigError::at(
+                    &key,
+                    format!("{key} must be at least 1 with form = \"low-rank\"; try {key} = 16"),
+                )),
+                (CrossForm::Full | CrossForm::Vector, 1..) => Err(ConfigError::at(
+                    &key,
+                    format!("{key} = {rank} has no meaning with form = \"{form}\"; use form = \"low-rank\""),
+                )),
+                _ => Ok(()),
+            }
+        }
+        ModuleKind::Dlrm { compressed, hidden: widths } => {
+            range(&format!("{key}.compressed"), *compressed, 1, MAX_SIZE)?;
+            hidden(&format!("{key}.hidden"), widths, 1)
+        }
+        ModuleKind::Conv { channels, kernel } => {
+            range(&format!("{key}.channels"), *channels, 1, 4096)?;
+            for (i, &k) in kernel.iter().enumerate() {
+                let key = format!("{key}.kernel[{i}]");
+                range(&key, k, 1, 255)?;
+                if k % 2 == 0 {
+                    let message = format!("{key} = {k} is even; use {} or {}", k - 1, k + 1);
+                    return Err(ConfigError::at(&key, message));
+                }
+            }
+            Ok(())
+        }
+        ModuleKind::Mlp { hidden: widths } => hidden(&format!("{key}.hidden"), widths, 1),
+    }
+}
+
+fn divisors(n: usize) -> Vec<usize> {
+    (1..=n).filter(|k| n.is_multiple_of(*k)).collect()
+}
+
+/// "1", "1 or 3", "1, 2 or 4"; long lists show their first eight.
+fn one_of(values: &[usize]) -> String {
+    let words: Vec<String> = values.iter().take(8).map(usize::to_string).collect();
+    match words.as_slice() {
+        [] => String::new(),
+        [only] => only.clone(),
+        [start @ .., last] => format!("{} or {last}", start.join(", ")),
+    }
+}

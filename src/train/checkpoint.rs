@@ -1,0 +1,313 @@
+//! Weights on disk: named f32 tensors as [safetensors](https://huggingface.co/docs/safetensors),
+//! so that any tool of the field can read them. Names are those of the parameters, such as
+//! `layers.2.attention.wq`.
+//!
+//! A file is checked against the tensors that the model expects before anything is allocated for
+//! them; whatever is wrong with it is one line. The same weights give the same bytes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, Metadata};
+use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::run::write_atomic;
+
+/// The version of the names and layouts of tensors; a newer file is refused.
+pub const FORMAT: u32 = 1;
+
+/// The largest header that is read, in bytes: some 100,000 tensors.
+const MAX_HEADER: u64 = 16 << 20;
+
+/// Elements converted at a time.
+const CHUNK: usize = 1 << 16;
+
+/// What is wrong with a checkpoint, in one line that starts with its path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointError {
+    path: String,
+    message: String,
+}
+
+impl fmt::Display for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = format!("{}: {}", self.path, self.message);
+        // Names come from the file and may hold anything.
+        line.chars().try_for_each(|c| {
+            if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") }
+        })
+    }
+}
+
+impl std::error::Error for CheckpointError {}
+
+/// The name and shape of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The parameter's name.
+    pub name: String,
+    /// Its shape, row-major.
+    pub shape: Vec<usize>,
+}
+
+/// A tensor to be written.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorRef<'a> {
+    /// The parameter's name.
+    pub name: &'a str,
+    /// Its shape, row-major.
+    pub shape: &'a [usize],
+    /// Its elements, as many as the shape says.
+    pub data: &'a [f32],
+}
+
+/// What a checkpoint says about itself. A file of another tool says nothing: all zero and empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CheckpointMeta {
+    /// Version of birkhoff that wrote it; filled in by [`save`].
+    pub birkhoff: String,
+    /// Training steps that led to these weights.
+    pub step: u64,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Anything else, such as the normalized entropy of the evaluation.
+    pub extra: BTreeMap<String, String>,
+}
+
+/// The head of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointHeader {
+    /// What the file says about itself.
+    pub meta: CheckpointMeta,
+    /// Its tensors, in the order of the file.
+    pub tensors: Vec<TensorSpec>,
+}
+
+/// Weights read from a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// What the file says about itself.
+    pub meta: CheckpointMeta,
+    /// The elements of each expected tensor, in the order asked for.
+    pub tensors: Vec<Vec<f32>>,
+}
+
+/// Writes tensors, atomically: a crash leaves the old file.
+pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<(), CheckpointError> {
+    let fail = |message: String| CheckpointError { path: path.display().to_string(), message };
+    let mut sorted: Vec<&TensorRef<'_>> = tensors.iter().collect();
+    sorted.sort_by_key(|t| t.name);
+    for pair in sorted.windows(2) {
+        if pair[0].name == pair[1].name {
+            return Err(fail(format!("two tensors are named `{}`", pair[0].name)));
+        }
+    }
+    let mut header = Map::new();
+    let mut hash = Xxh3Default::new();
+    let mut offset = 0;
+    for t in &sorted {
+        if elements(t.shape) != Some(t.data.len()) || t.name == "__metadata__" {
+            return Err(fail(format!("`{}` {:?} does not have {} elements", t.name, t.shape, t.data.len())));
+        }
+        let end = offset + t.data.len() * 4;
+        header
+            .insert(t.name.into(), json!({"dtype": "F32", "shape": t.shape, "data_offsets": [offset, end]}));
+        offset = end;
+        write_f32(
+            &mut |bytes| {
+                hash.update(bytes);
+                Ok(())
+            },
+            t.data,
+        )
+        .map_err(|e| fail(e.to_string()))?;
+    }
+    let mut about: BTreeMap<&str, String> = meta.extra.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+    about.insert("birkhoff_format", FORMAT.to_string());
+    about.insert("birkhoff_version", env!("CARGO_PKG_VERSION").into());
+    about.insert("step", meta.step.to_string());
+    about.insert("seed", meta.seed.to_string());
+    about.insert("xxh3", format!("{:016x}", hash.digest()));
+    let mut whole = Map::new();
+    whole.insert("__metadata__".into(), json!(about));
+    whole.append(&mut header);
+    let mut text = Value::Object(whole).to_string();
+    // Readers may map the file: the data start at a multiple of 8 bytes.
+    text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
+    let write = |w: &mut io::BufWriter<File>| {
+        w.write_all(&(text.len() as u64).to_le_bytes())?;
+        w.write_all(text.as_bytes())?;
+        sorted.iter().try_for_each(|t| write_f32(&mut |bytes| w.write_all(bytes), t.data))
+    };
+    write_atomic(path, write).map_err(|e| match e {
+        super::run::RunError::Io { message, .. } => fail(format!("cannot write the checkpoint: {message}")),
+        other => fail(other.to_string()),
+    })
+}
+
+/// Reads the header alone: what is in the file, without its data.
+pub fn read_header(path: &Path) -> Result<CheckpointHeader, CheckpointError> {
+    let (_, header) = Reader { path }.open()?;
+    let meta = Reader { path }.meta(&header)?;
+    let info = |name: String| header.info(&name).map(|i| TensorSpec { shape: i.shape.clone(), name });
+    Ok(CheckpointHeader { meta, tensors: header.offset_keys().into_iter().filter_map(info).collect() })
+}
+
+/// Reads exactly the tensors of `expected`: each is there with its shape, and no other is.
+pub fn load(path: &Path, expected: &[TensorSpec]) -> Result<Checkpoint, CheckpointError> {
+    let reader = Reader { path };
+    let (file, header) = reader.open()?;
+    let meta = reader.meta(&header)?;
+    let wanted: HashMap<&str, usize> =
+        expected.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+    reader.check(&header, expected, &wanted)?;
+
+    let mut tensors = vec![Vec::new(); expected.len()];
+    let mut input = io::BufReader::with_capacity(1 << 20, file);
+    let mut hash = Xxh3Default::new();
+    for name in header.offset_keys() {
+        // `check` has found every name and shape as expected.
+        let Some(&i) = wanted.get(name.as_str()) else { continue };
+        let count = elements(&expected[i].shape).unwrap_or(0);
+        let mut data = vec![0.0f32; count];
+        for chunk in data.chunks_mut(CHUNK) {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
+            input.read_exact(bytes).map_err(|e| reader.fail(format!("cannot read tensor `{name}`: {e}")))?;
+            hash.update(bytes);
+            chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
+        }
+        tensors[i] = data;
+    }
+    let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
+    if recorded.is_some_and(|r| *r != format!("{:016x}", hash.digest())) {
+        return Err(reader.fail("the data do not match their checksum: the file is damaged; copy it again"));
+    }
+    Ok(Checkpoint { meta, tensors })
+}
+
+fn elements(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |p, &s| p.checked_mul(s))
+}
+
+/// Hands the little-endian bytes of `data` to `sink`, a chunk at a time.
+fn write_f32(sink: &mut impl FnMut(&[u8]) -> io::Result<()>, data: &[f32]) -> io::Result<()> {
+    if cfg!(target_endian = "little") {
+        return sink(bytemuck::cast_slice(data));
+    }
+    data.chunks(CHUNK).try_for_each(|chunk| {
+        let bytes: Vec<u8> = chunk.iter().flat_map(|x| x.to_le_bytes()).collect();
+        sink(&bytes)
+    })
+}
+
+/// The checks of reading, all of which speak of one path.
+struct Reader<'a> {
+    path: &'a Path,
+}
+
+impl Reader<'_> {
+    fn fail(&self, message: impl Into<String>) -> CheckpointError {
+        CheckpointError { path: self.path.display().to_string(), message: message.into() }
+    }
+
+    /// The file, at the start of its data, and its header, which describes exactly that many bytes.
+    fn open(&self) -> Result<(File, Metadata), CheckpointError> {
+        if self.path.is_dir() {
+            return Err(self.fail("is a folder, not a safetensors file"));
+        }
+        let mut file = File::open(self.path).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => self.fail("no such file; train the run again"),
+            _ => self.fail(format!("cannot open: {e}")),
+        })?;
+        let size = file.metadata().map_err(|e| self.fail(format!("cannot open: {e}")))?.len();
+        let broken = |what: &str| {
+            self.fail(format!(
+                "not a safetensors file, or damaged: {what}; copy it again, or train the run again"
+            ))
+        };
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(|_| broken(&format!("it has {size} bytes")))?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER || length > size.saturating_sub(8) {
+            return Err(broken(&format!("its header claims {length} bytes of a file of {size}")));
+        }
+        let mut text = vec![0; length as usize];
+        file.read_exact(&mut text).map_err(|e| broken(&e.to_string()))?;
+        let header: Metadata =
+            serde_json::from_slice(&text).map_err(|e| broken(&format!("its header: {e}")))?;
+        let data = size - 8 - length;
+        if header.data_len() as u64 != data {
+            let claims = header.data_len();
+            return Err(self.fail(format!(
+                "is cut off or damaged: its header describes {claims} bytes of data, the file has {data}; \
+                 copy it again, or train the run again"
+            )));
+        }
+        Ok((file, header))
+    }
+
+    fn meta(&self, header: &Metadata) -> Result<CheckpointMeta, CheckpointError> {
+        let mut extra: BTreeMap<String, String> =
+            header.metadata().clone().unwrap_or_default().into_iter().collect();
+        extra.remove("xxh3");
+        let birkhoff = extra.remove("birkhoff_version").unwrap_or_default();
+        let mut number = |key: &str| -> Result<u64, CheckpointError> {
+            let Some(text) = extra.remove(key) else { return Ok(0) };
+            text.parse().map_err(|_| self.fail(format!("its metadata have {key} = {text:?}, not a number")))
+        };
+        let (format, step, seed) = (number("birkhoff_format")?, number("step")?, number("seed")?);
+        if format > u64::from(FORMAT) {
+            return Err(self.fail(format!(
+                "was written by birkhoff {birkhoff} in format {format}; this version reads up to {FORMAT}, upgrade it"
+            )));
+        }
+        Ok(CheckpointMeta { birkhoff, step, seed, extra })
+    }
+
+    fn check(
+        &self,
+        header: &Metadata,
+        expected: &[TensorSpec],
+        wanted: &HashMap<&str, usize>,
+    ) -> Result<(), CheckpointError> {
+        const CAUSE: &str = "the weights belong to another config.toml (was it edited after training?)";
+        let more = |n: usize| if n > 1 { format!(" (and {} more)", n - 1) } else { String::new() };
+        let missing: Vec<_> = expected.iter().filter(|t| header.info(&t.name).is_none()).collect();
+        if let Some(t) = missing.first() {
+            let more = more(missing.len());
+            return Err(self.fail(format!("has no tensor `{}` {:?}{more}; {CAUSE}", t.name, t.shape)));
+        }
+        let names = header.offset_keys();
+        let surplus: Vec<_> = names.iter().filter(|n| !wanted.contains_key(n.as_str())).collect();
+        if let Some(name) = surplus.first() {
+            let more = more(surplus.len());
+            return Err(self.fail(format!("has a tensor `{name}`{more} that the model does not; {CAUSE}")));
+        }
+        for t in expected {
+            let Some(info) = header.info(&t.name) else { continue };
+            if info.dtype != Dtype::F32 {
+                return Err(self.fail(format!("tensor `{}` is {}; birkhoff reads F32", t.name, info.dtype)));
+            }
+            if info.shape != t.shape {
+                let rows_only = info.shape.len() == t.shape.len() && info.shape.get(1..) == t.shape.get(1..);
+                let cause = match rows_only && t.name.contains("embedding") {
+                    true => "the weights belong to another vocab.json",
+                    false => CAUSE,
+                };
+                return Err(self.fail(format!(
+                    "tensor `{}` has shape {:?}, the model expects {:?}; {cause}",
+                    t.name, info.shape, t.shape
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "checkpoint_tests.rs"]
+mod tests;

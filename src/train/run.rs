@@ -1,0 +1,471 @@
+//! The run folder: everything that `eval`, `predict` and a restart need, written so that a crash
+//! at any moment leaves either the old file or the new one.
+//!
+//! | file | written | holds |
+//! |---|---|---|
+//! | `config.toml` | at the start | the complete configuration |
+//! | `vocab.json` | at the start | vocabularies and numeric statistics |
+//! | `metrics.jsonl` | while training | one JSON object a logged step or evaluation |
+//! | `weights.safetensors` | at each better evaluation | the best weights so far |
+//! | `last.safetensors` | at each checkpoint | the newest weights |
+//! | `summary.json` | at the end | the result; its presence means *finished* |
+
+use std::ffi::OsStr;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::model::config::{Config, ConfigError};
+
+const CONFIG: &str = "config.toml";
+const VOCAB: &str = "vocab.json";
+const WEIGHTS: &str = "weights.safetensors";
+const LAST: &str = "last.safetensors";
+const METRICS: &str = "metrics.jsonl";
+const SUMMARY: &str = "summary.json";
+const LOCK: &str = ".lock";
+
+/// Every file of a run. The summary comes first: without it an old run no longer looks finished.
+const FILES: [&str; 6] = [SUMMARY, WEIGHTS, LAST, METRICS, VOCAB, CONFIG];
+
+/// How a `config.toml` written by this module starts. No other folder is ever taken for a run.
+const MARK: &str = "# birkhoff run";
+
+/// What is wrong with a run folder or a file in it, in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// `--out` names a finished run.
+    #[error("{0} holds a finished run; add --force to replace it, or name another folder with --out")]
+    Finished(String),
+    /// `--out` names a folder of something else.
+    #[error(
+        "{0} is not empty and not a birkhoff run, so it is left alone (also with --force); \
+         name a new or empty folder with --out"
+    )]
+    NotARun(String),
+    /// The path is a file.
+    #[error("{0} is a file; a run is a folder")]
+    File(String),
+    /// Nothing is there.
+    #[error("{0}: no such run folder; a run is made by `birkhoff train --out {0}`")]
+    Missing(String),
+    /// A run without a checkpoint.
+    #[error(
+        "{0} has no weights.safetensors: the run did not reach its first checkpoint; train again with --out {0}"
+    )]
+    NoWeights(String),
+    /// A folder without a configuration.
+    #[error(
+        "{0} has no config.toml: it is not a run folder; give the folder that `birkhoff train --out` wrote"
+    )]
+    NoConfig(String),
+    /// Another process trains into the folder.
+    #[error("{0} is in use by another birkhoff process; wait for it, or name another folder with --out")]
+    Busy(String),
+    /// The configuration of the run cannot be read.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
+    /// A JSON file of the run cannot be read.
+    #[error("{path}: not valid JSON: {message}")]
+    Json {
+        /// The file.
+        path: String,
+        /// The parser's words.
+        message: String,
+    },
+    /// The operating system refused.
+    #[error("{path}: cannot {what}: {message}")]
+    Io {
+        /// The file or folder.
+        path: String,
+        /// The action, such as "write".
+        what: &'static str,
+        /// The system's words.
+        message: String,
+    },
+}
+
+fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> RunError {
+    let path = path.display().to_string();
+    move |e| RunError::Io { path, what, message: e.to_string() }
+}
+
+/// A folder with one training run.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    notice: Option<String>,
+    /// Held while training; released and removed on drop.
+    lock: Option<File>,
+}
+
+impl RunFolder {
+    /// Prepares `path` for a new run: creates the folder, or checks that it may be used. A finished
+    /// run is refused without `force`; an unfinished one may be restarted ([`RunFolder::notice`]
+    /// says so); any other folder that is not empty is refused always. Nothing is removed before
+    /// [`RunFolder::begin`], so that a start that fails on its data leaves an old run whole.
+    pub fn create(path: &Path, force: bool) -> Result<Self, RunError> {
+        let name = path.display().to_string();
+        if path.exists() && !path.is_dir() {
+            return Err(RunError::File(name));
+        }
+        fs::create_dir_all(path).map_err(io_error(path, "create the folder"))?;
+        let mut empty = true;
+        for entry in fs::read_dir(path).map_err(io_error(path, "list the folder"))? {
+            empty &= entry.map_err(io_error(path, "list the folder"))?.file_name() == OsStr::new(LOCK);
+        }
+        if !empty && !is_run(path) {
+            return Err(RunError::NotARun(name));
+        }
+        let lock = lock(path)?;
+        let finished = path.join(SUMMARY).exists();
+        let notice = match (empty, finished) {
+            (true, _) => None,
+            (false, true) if !force => return Err(RunError::Finished(name)),
+            (false, true) => Some(format!("{name}: replacing a finished run (--force)")),
+            (false, false) => Some(format!("{name}: starting an unfinished run again from its first step")),
+        };
+        Ok(Self { path: path.to_owned(), notice, lock: Some(lock) })
+    }
+
+    /// Opens a run for reading; it has a configuration and weights, but may be unfinished.
+    pub fn open(path: &Path) -> Result<Self, RunError> {
+        let name = path.display().to_string();
+        match fs::metadata(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(RunError::Missing(name)),
+            Err(e) => return Err(io_error(path, "open")(e)),
+            Ok(m) if !m.is_dir() => return Err(RunError::File(name)),
+            Ok(_) => {}
+        }
+        if !path.join(CONFIG).is_file() {
+            return Err(RunError::NoConfig(name));
+        }
+        if !path.join(WEIGHTS).is_file() {
+            return Err(RunError::NoWeights(name));
+        }
+        Ok(Self { path: path.to_owned(), notice: None, lock: None })
+    }
+
+    /// Removes the files of an earlier run (and only these) and writes the configuration.
+    pub fn begin(&self, config: &Config) -> Result<(), RunError> {
+        // `config.toml` is replaced, not removed: at no moment does the folder stop being a run.
+        for name in FILES.into_iter().filter(|&name| name != CONFIG) {
+            remove(&self.path.join(name))?;
+        }
+        let entries = fs::read_dir(&self.path).map_err(io_error(&self.path, "list the folder"))?;
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let left_over = |file: &str| name.to_string_lossy().starts_with(&format!(".{file}.tmp-"));
+            if FILES.iter().any(|f| left_over(f)) {
+                remove(&entry.path())?;
+            }
+        }
+        let version = env!("CARGO_PKG_VERSION");
+        let text = format!(
+            "{MARK}, written by birkhoff {version}: the complete configuration\n\n{}",
+            config.to_toml()?
+        );
+        write_atomic(&self.config_path(), |w| w.write_all(text.as_bytes()))
+    }
+
+    /// What the user should be told about an earlier run in this folder.
+    pub fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `config.toml`.
+    pub fn config_path(&self) -> PathBuf {
+        self.path.join(CONFIG)
+    }
+
+    /// `vocab.json`.
+    pub fn vocab_path(&self) -> PathBuf {
+        self.path.join(VOCAB)
+    }
+
+    /// `weights.safetensors`: the best weights.
+    pub fn weights_path(&self) -> PathBuf {
+        self.path.join(WEIGHTS)
+    }
+
+    /// `last.safetensors`: the newest weights.
+    pub fn last_path(&self) -> PathBuf {
+        self.path.join(LAST)
+    }
+
+    /// `metrics.jsonl`.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.path.join(METRICS)
+    }
+
+    /// `summary.json`.
+    pub fn summary_path(&self) -> PathBuf {
+        self.path.join(SUMMARY)
+    }
+
+    /// Whether the run came to its end.
+    pub fn is_finished(&self) -> bool {
+        self.summary_path().exists()
+    }
+
+    /// The configuration that the run was trained with.
+    pub fn read_config(&self) -> Result<Config, RunError> {
+        Ok(Config::load(Some(&self.config_path()), &[])?)
+    }
+
+    /// Opens `metrics.jsonl` for appending.
+    pub fn metrics(&self) -> Result<MetricsLog, RunError> {
+        let path = self.metrics_path();
+        let file = File::options().create(true).append(true).open(&path).map_err(io_error(&path, "open"))?;
+        Ok(MetricsLog { file, path })
+    }
+
+    /// Writes `summary.json`: from here on the run is finished.
+    pub fn finish(&self, summary: &impl Serialize) -> Result<(), RunError> {
+        let path = self.summary_path();
+        let mut text = serde_json::to_string_pretty(summary).map_err(|e| json_error(&path, &e))?;
+        text.push('\n');
+        write_atomic(&path, |w| w.write_all(text.as_bytes()))
+    }
+
+    /// Reads `summary.json`.
+    pub fn read_summary(&self) -> Result<serde_json::Value, RunError> {
+        let path = self.summary_path();
+        let text = fs::read_to_string(&path).map_err(io_error(&path, "read"))?;
+        serde_json::from_str(&text).map_err(|e| json_error(&path, &e))
+    }
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        if self.lock.take().is_some() {
+            // Left behind, the file would do no harm.
+            let _ = fs::remove_file(self.path.join(LOCK));
+        }
+    }
+}
+
+fn json_error(path: &Path, e: &serde_json::Error) -> RunError {
+    RunError::Json { path: path.display().to_string(), message: e.to_string() }
+}
+
+fn is_run(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = File::open(path.join(CONFIG)).map(|f| f.take(MARK.len() as u64).read_to_end(&mut start));
+    matches!(read, Ok(Ok(_))) && start == MARK.as_bytes()
+}
+
+fn lock(folder: &Path) -> Result<File, RunError> {
+    let path = folder.join(LOCK);
+    let open = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = open.map_err(io_error(&path, "write"))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(RunError::Busy(folder.display().to_string())),
+        // Some file systems know no locks; training there is as safe as without this check.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+fn remove(path: &Path) -> Result<(), RunError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error(path, "remove")(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Replaces a file in one step: a temporary file in the same folder, fsync, rename. A reader sees
+/// the old content or the new, never a part; on an error the old file stays. A path that exists and
+/// is no regular file (`/dev/stdout`, a pipe) is written directly.
+pub fn write_atomic(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<(), RunError> {
+    let special = fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
+    if special {
+        let file = File::options().write(true).open(path).map_err(io_error(path, "write"))?;
+        let mut writer = BufWriter::new(file);
+        return write(&mut writer).and_then(|()| writer.flush()).map_err(io_error(path, "write"));
+    }
+    // Through a symbolic link, its target is replaced and the link stays.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let (Some(name), false) = (target.file_name(), target.is_dir()) else {
+        return Err(io_error(path, "write")(io::Error::other("it is a folder")));
+    };
+    let temporary = target.with_file_name(format!(".{}.tmp-{}", name.to_string_lossy(), std::process::id()));
+    let result = write_through(&temporary, write).and_then(|()| fs::rename(&temporary, &target));
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result.map_err(io_error(path, "write"))?;
+    if let Some(parent) = target.parent().filter(|p| !p.as_os_str().is_empty())
+        && let Ok(folder) = File::open(parent)
+    {
+        // Makes the rename itself durable; not every system can.
+        let _ = folder.sync_all();
+    }
+    Ok(())
+}
+
+fn write_through(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let mut writer = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    write(&mut writer)?;
+    writer.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+}
+
+/// `metrics.jsonl`, open for appending: each record is one whole line, visible at once.
+#[derive(Debug)]
+pub struct MetricsLog {
+    file: File,
+    path: PathBuf,
+}
+
+impl MetricsLog {
+    /// Appends one JSON object as a line.
+    pub fn append(&mut self, record: &impl Serialize) -> Result<(), RunError> {
+        let mut line = serde_json::to_vec(record).map_err(|e| json_error(&self.path, &e))?;
+        line.push(b'\n');
+        self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(io_error(&self.path, "write"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn names(path: &Path) -> Vec<String> {
+        let entries = fs::read_dir(path).expect("folder").map(|e| e.expect("entry").file_name());
+        let mut names: Vec<String> = entries.map(|n| n.to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    fn finished(path: &Path) {
+        let run = RunFolder::create(path, false).expect("create");
+        run.begin(&Config::default()).expect("begin");
+        fs::write(run.weights_path(), b"w").expect("weights");
+        run.metrics().expect("log").append(&json!({"step": 1, "loss": 0.5})).expect("append");
+        run.finish(&json!({"ne": 0.9})).expect("finish");
+    }
+
+    #[test]
+    fn a_run_is_written_and_read_back() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = dir.path().join("a/b/run");
+        finished(&path);
+        assert_eq!(names(&path), [CONFIG, METRICS, SUMMARY, WEIGHTS]);
+        let run = RunFolder::open(&path).expect("open");
+        assert!(run.is_finished() && run.notice().is_none());
+        assert_eq!(run.read_config().expect("config"), Config::default());
+        assert_eq!(run.read_summary().expect("summary")["ne"], 0.9);
+        let mut log = run.metrics().expect("log");
+        log.append(&json!({"step": 2})).expect("append");
+        let text = fs::read_to_string(run.metrics_path()).expect("metrics");
+        assert_eq!(text, "{\"step\":1,\"loss\":0.5}\n{\"step\":2}\n");
+    }
+
+    #[test]
+    fn a_finished_run_is_replaced_only_by_force_and_only_its_files() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        finished(dir.path());
+        fs::write(dir.path().join("notes.txt"), "mine").expect("notes");
+        fs::write(dir.path().join(".weights.safetensors.tmp-1"), "crash").expect("left over");
+        let e = RunFolder::create(dir.path(), false).expect_err("finished").to_string();
+        assert!(e.contains("finished run; add --force"), "{e}");
+
+        let run = RunFolder::create(dir.path(), true).expect("forced");
+        assert!(run.notice().is_some_and(|n| n.contains("replacing a finished run")));
+        assert!(run.is_finished(), "nothing is removed before begin");
+        run.begin(&Config::default()).expect("begin");
+        assert_eq!(names(dir.path()), [LOCK, CONFIG, "notes.txt"]);
+        drop(run);
+
+        let run = RunFolder::create(dir.path(), false).expect("unfinished");
+        assert!(run.notice().is_some_and(|n| n.contains("unfinished")));
+    }
+
+    #[test]
+    fn folders_of_others_are_never_touched() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        for (file, text) in [("photo.jpg", "x"), (CONFIG, "[model]\nlayers = 2\n"), (SUMMARY, "{}")] {
+            let path = dir.path().join(file.replace('.', "_"));
+            fs::create_dir(&path).expect("folder");
+            fs::write(path.join(file), text).expect("file");
+            for force in [false, true] {
+                let e = RunFolder::create(&path, force).expect_err(file).to_string();
+                assert!(e.contains("not a birkhoff run"), "{e}");
+            }
+            assert_eq!(names(&path), [file]);
+        }
+        let file = dir.path().join("file");
+        fs::write(&file, "x").expect("file");
+        let e = RunFolder::create(&file, true).expect_err("file").to_string();
+        assert!(e.contains("is a file"), "{e}");
+        assert!(RunFolder::create(&file.join("below"), true).is_err());
+    }
+
+    #[test]
+    fn one_process_trains_into_a_folder() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let first = RunFolder::create(dir.path(), false).expect("first");
+        first.begin(&Config::default()).expect("begin");
+        let e = RunFolder::create(dir.path(), true).expect_err("second").to_string();
+        assert!(e.contains("in use"), "{e}");
+        drop(first);
+        assert!(RunFolder::create(dir.path(), true).is_ok());
+    }
+
+    #[test]
+    fn opening_what_is_no_run_is_explained() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let open = |path: &Path| RunFolder::open(path).expect_err("no run").to_string();
+        assert!(open(&dir.path().join("none")).contains("no such run folder"));
+        assert!(open(dir.path()).contains("has no config.toml"));
+        let run = RunFolder::create(dir.path(), false).expect("create");
+        run.begin(&Config::default()).expect("begin");
+        assert!(open(dir.path()).contains("did not reach its first checkpoint"));
+        assert!(open(&run.config_path()).contains("is a file"));
+        fs::write(run.weights_path(), b"").expect("weights");
+        fs::write(run.config_path(), "[model]\nwidht = 3").expect("config");
+        let e = RunFolder::open(dir.path()).expect("open").read_config().expect_err("misspelt").to_string();
+        assert!(e.contains("config.toml:2: unknown key `model.widht`") && !e.contains('\n'), "{e}");
+    }
+
+    #[test]
+    fn a_failed_write_keeps_the_old_file() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = dir.path().join("f");
+        write_atomic(&path, |w| w.write_all(b"old")).expect("first");
+        let cut = write_atomic(&path, |w| w.write_all(b"ne").and(Err(io::Error::other("disk full"))));
+        let e = cut.expect_err("cut").to_string();
+        assert!(e.ends_with("cannot write: disk full"), "{e}");
+        assert_eq!(
+            (fs::read(&path).expect("old"), names(dir.path())),
+            (b"old".to_vec(), vec!["f".to_owned()])
+        );
+        let e = write_atomic(dir.path(), |_| Ok(())).expect_err("folder").to_string();
+        assert!(e.contains("it is a folder"), "{e}");
+        assert!(write_atomic(&dir.path().join("no/such"), |_| Ok(())).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_and_devices_survive_a_write() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "old").expect("file");
+        std::os::unix::fs::symlink(&file, &link).expect("link");
+        write_atomic(&link, |w| w.write_all(b"new")).expect("through the link");
+        assert!(fs::symlink_metadata(&link).expect("link").is_symlink());
+        assert_eq!(fs::read(&file).expect("file"), b"new");
+        write_atomic(Path::new("/dev/null"), |w| w.write_all(b"gone")).expect("device");
+        assert!(!fs::metadata("/dev/null").expect("device").is_file());
+    }
+}
