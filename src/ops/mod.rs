@@ -13,6 +13,7 @@ pub mod matmul_wgsl;
 pub mod real;
 pub mod reduce;
 pub mod sinkhorn;
+pub mod sinkhorn_cpu;
 pub mod streams;
 
 use crate::gpu::kernel::Kernel;

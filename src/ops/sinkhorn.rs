@@ -8,20 +8,21 @@
 //! matrix K = exp(h - A - B) is made once, and only its scalings are iterated,
 //! c[i] = 1/Σ_o K[o, i] r[o], r[o] = 1/Σ_i K[o, i] c[i], from r = e^A; res = r K c. That costs n² exponentials
 //! instead of 2tn². It is exact while no scaling has grown so far that entries of K lost to underflow would
-//! count; tokens where one has are done again with potentials in the log domain: an integer and a factor near
-//! 1 each, new exponentials each half iteration. Both stop when an iteration has changed nothing at all.
+//! count. Tokens where one has are done again: on the CPU in f64, on the device in the log domain, with
+//! potentials that are an integer and a factor near 1 each. An iteration that changes nothing is the last.
 //!
 //! Backward, in the potentials ln r, ln c: with P = r K c after a row step, ρ[o] the adjoint of ln r[o]:
 //! dh -= ρ[o] P and γ[i] = -Σ_o ρ[o] P[o, i]; columns alike. The first row step subtracts from the incoming
 //! gradient its value at the row's largest entry (res sums to 1 over a row, so that changes nothing): near the
 //! identity the plain form cancels and loses a factor of 1 / (off-diagonal mass).
 
-use super::cpu::par_rows;
+use super::sinkhorn_cpu as fast;
 use super::streams::{MAX_STREAMS, load_matrix, store_matrix, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
 use crate::{by_streams, cpu_both};
+use rayon::prelude::*;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
@@ -37,450 +38,19 @@ pub struct SinkhornGrad {
     iterations: usize,
 }
 
-/// Tokens that advance together, one a lane.
-const L: usize = 16;
-type V<T> = [T; L];
-type Vector<T, const N: usize> = [V<T>; N];
-type Matrix<T, const N: usize> = [[V<T>; N]; N];
-
-/// The scalings may grow to this: what underflow took from K then stays below rounding.
-fn limit<T: Real>() -> T {
-    T::of(if size_of::<T>() == 4 { 1e24 } else { 1e290 })
+/// Blocks of tokens over the threads, `f(first token, block of y)`.
+fn blocks<T: Real>(nn: usize, y: &mut [T], f: impl Fn(usize, &mut [T]) + Send + Sync) {
+    const BLOCK: usize = 512;
+    y.par_chunks_mut(BLOCK * nn).enumerate().for_each(|(b, y)| f(b * BLOCK * nn, y));
 }
 
-/// Round to an integer, vectorisable.
-#[inline(always)]
-fn round<T: Real>(x: T) -> T {
-    let magic = T::of(if size_of::<T>() == 4 { 12_582_912.0 } else { 6_755_399_441_055_744.0 });
-    x + magic - magic
+fn to64<T: Real>(x: &[T]) -> Vec<f64> {
+    x.iter().map(|x| x.f64()).collect()
 }
 
-/// Sixteen tokens, one a lane; lanes beyond `tokens` hold zeros.
-#[inline(always)]
-fn load<T: Real, const N: usize>(x: &[T]) -> Matrix<T, N> {
-    let mut m = [[[T::ZERO; L]; N]; N];
-    for (l, token) in x.chunks_exact(N * N).take(L).enumerate() {
-        for o in 0..N {
-            for i in 0..N {
-                m[o][i][l] = token[o * N + i];
-            }
-        }
-    }
-    m
-}
-
-#[inline(always)]
-fn store<T: Real, const N: usize>(m: &Matrix<T, N>, y: &mut [T]) {
-    for (l, token) in y.chunks_exact_mut(N * N).take(L).enumerate() {
-        for o in 0..N {
-            for i in 0..N {
-                token[o * N + i] = m[o][i][l];
-            }
-        }
-    }
-}
-
-/// c[i] = 1/Σ_o K[o, i] r[o]
-#[inline(always)]
-fn columns<T: Real, const N: usize>(k: &Matrix<T, N>, r: &Vector<T, N>) -> Vector<T, N> {
-    let mut c = [[T::ZERO; L]; N];
-    for o in 0..N {
-        for i in 0..N {
-            for l in 0..L {
-                c[i][l] += k[o][i][l] * r[o][l];
-            }
-        }
-    }
-    for c in &mut c {
-        for c in c {
-            *c = T::ONE / *c;
-        }
-    }
-    c
-}
-
-/// r[o] = 1/Σ_i K[o, i] c[i]
-#[inline(always)]
-fn rows<T: Real, const N: usize>(k: &Matrix<T, N>, c: &Vector<T, N>) -> Vector<T, N> {
-    let mut r = [[T::ZERO; L]; N];
-    for o in 0..N {
-        for i in 0..N {
-            for l in 0..L {
-                r[o][l] += k[o][i][l] * c[i][l];
-            }
-        }
-    }
-    for r in &mut r {
-        for r in r {
-            *r = T::ONE / *r;
-        }
-    }
-    r
-}
-
-/// One iteration's scalings: (c, r).
-type Step<T, const N: usize> = (Vector<T, N>, Vector<T, N>);
-
-/// K and r before the first iteration.
-#[inline(always)]
-fn start<T: Real, const N: usize>(h: &Matrix<T, N>) -> (Matrix<T, N>, Vector<T, N>) {
-    let mut b = h[0];
-    for row in &h[1..] {
-        for i in 0..N {
-            for l in 0..L {
-                b[i][l] = b[i][l].max(row[i][l]);
-            }
-        }
-    }
-    for b in &mut b {
-        for b in b {
-            *b = round(*b);
-        }
-    }
-    let mut k = *h;
-    let mut r = [[T::ZERO; L]; N];
-    for o in 0..N {
-        let mut a = [T::ZERO; L];
-        for l in 0..L {
-            a[l] = h[o][0][l] - b[0][l];
-        }
-        for i in 1..N {
-            for l in 0..L {
-                a[l] = a[l].max(h[o][i][l] - b[i][l]);
-            }
-        }
-        for l in 0..L {
-            a[l] = round(a[l]);
-            r[o][l] = a[l].exp();
-        }
-        for i in 0..N {
-            for l in 0..L {
-                k[o][i][l] = (h[o][i][l] - (a[l] + b[i][l])).exp();
-            }
-        }
-    }
-    (k, r)
-}
-
-/// Iterates the scalings. `each` sees every iteration's (until nothing changes any more). Returns the last,
-/// and whether no lane left the range in which this is exact.
-#[inline(always)]
-fn iterate<T: Real, const N: usize>(
-    k: &Matrix<T, N>,
-    r0: Vector<T, N>,
-    iterations: usize,
-    mut each: impl FnMut(&Step<T, N>),
-) -> (Step<T, N>, bool) {
-    let mut r = r0;
-    let mut c = r0;
-    let (mut top_r, mut top_c) = ([T::ONE; L], [T::ONE; L]);
-    for _ in 0..iterations {
-        c = columns(k, &r);
-        let new = rows(k, &c);
-        let mut moved = [T::ZERO; L];
-        for o in 0..N {
-            for l in 0..L {
-                moved[l] = moved[l].max((new[o][l] - r[o][l]).abs());
-                // in this order a NaN is dropped; the infinity that came before it stays
-                top_r[l] = new[o][l].max(top_r[l]);
-                top_c[l] = c[o][l].max(top_c[l]);
-            }
-        }
-        r = new;
-        each(&(c, r));
-        if moved.iter().all(|m| *m == T::ZERO) {
-            break;
-        }
-    }
-    let good = (0..L).fold(true, |g, l| g & (top_r[l] * top_c[l] <= limit::<T>()));
-    ((c, r), good)
-}
-
-/// Potentials in the log domain: `p = int - ln(factor)`, factor near 1.
-#[derive(Clone, Copy)]
-struct Potential<T, const N: usize> {
-    int: Vector<T, N>,
-    factor: Vector<T, N>,
-}
-
-/// One half iteration in the log domain: the column potentials from the row potentials (`COLUMNS`), or the
-/// reverse.
-#[inline(always)]
-fn half<T: Real, const N: usize, const COLUMNS: bool>(
-    h: &Matrix<T, N>,
-    p: &Potential<T, N>,
-) -> Potential<T, N> {
-    let mut q = Potential { int: [[T::ZERO; L]; N], factor: [[T::ZERO; L]; N] };
-    for j in 0..N {
-        let z = |k: usize, l: usize| if COLUMNS { h[k][j][l] } else { h[j][k][l] };
-        let mut m = [T::ZERO; L];
-        for l in 0..L {
-            m[l] = z(0, l) - p.int[0][l];
-        }
-        for k in 1..N {
-            for l in 0..L {
-                m[l] = m[l].max(z(k, l) - p.int[k][l]);
-            }
-        }
-        let mut s = [T::ZERO; L];
-        for m in &mut m {
-            *m = round(*m);
-        }
-        for k in 0..N {
-            for l in 0..L {
-                s[l] += (z(k, l) - (p.int[k][l] + m[l])).exp() * p.factor[k][l];
-            }
-        }
-        for l in 0..L {
-            let f = T::ONE / s[l];
-            // about ln f, from its binary exponent; any integer near it will do
-            let e = ((f.f64().to_bits() >> 52) & 0x7ff) as f64 - 1023.0;
-            let e = round(T::of(e * std::f64::consts::LN_2));
-            q.factor[j][l] = f * (-e).exp();
-            q.int[j][l] = m[l] - e;
-        }
-    }
-    q
-}
-
-/// exp(h - A - B) r c
-#[inline(always)]
-fn normalized<T: Real, const N: usize>(
-    h: &Matrix<T, N>,
-    row: &Potential<T, N>,
-    col: &Potential<T, N>,
-) -> Matrix<T, N> {
-    let mut p = *h;
-    for o in 0..N {
-        for i in 0..N {
-            for l in 0..L {
-                p[o][i][l] = (h[o][i][l] - (row.int[o][l] + col.int[i][l])).exp()
-                    * (row.factor[o][l] * col.factor[i][l]);
-            }
-        }
-    }
-    p
-}
-
-/// Row potentials before the first iteration: all 0.
-fn zero<T: Real, const N: usize>() -> Potential<T, N> {
-    Potential { int: [[T::ZERO; L]; N], factor: [[T::ONE; L]; N] }
-}
-
-#[inline(never)]
-fn forward_log<T: Real, const N: usize>(h: &Matrix<T, N>, iterations: usize) -> Matrix<T, N> {
-    super::real::simd(
-        #[inline(always)]
-        || {
-            let mut row = zero();
-            let mut col = row;
-            for _ in 0..iterations {
-                col = half::<T, N, true>(h, &row);
-                row = half::<T, N, false>(h, &col);
-            }
-            normalized(h, &row, &col)
-        },
-    )
-}
-
-/// P ⊙ (G - Σ_i P G): the gradient behind the last row step.
-#[inline(always)]
-fn last_row_step<T: Real, const N: usize>(p: &Matrix<T, N>, g: &Matrix<T, N>) -> Matrix<T, N> {
-    let mut d = *g;
-    for o in 0..N {
-        let (mut top, mut at) = (p[o][0], g[o][0]);
-        for i in 1..N {
-            for l in 0..L {
-                let more = p[o][i][l] > top[l];
-                at[l] = if more { g[o][i][l] } else { at[l] };
-                top[l] = if more { p[o][i][l] } else { top[l] };
-            }
-        }
-        let mut s = [T::ZERO; L];
-        for i in 0..N {
-            for l in 0..L {
-                d[o][i][l] = g[o][i][l] - at[l];
-                s[l] += p[o][i][l] * d[o][i][l];
-            }
-        }
-        for i in 0..N {
-            for l in 0..L {
-                d[o][i][l] = p[o][i][l] * (d[o][i][l] - s[l]);
-            }
-        }
-    }
-    d
-}
-
-#[inline(always)]
-fn column_sums<T: Real, const N: usize>(d: &Matrix<T, N>) -> Vector<T, N> {
-    let mut s = [[T::ZERO; L]; N];
-    for o in 0..N {
-        for i in 0..N {
-            for l in 0..L {
-                s[i][l] += d[o][i][l];
-            }
-        }
-    }
-    s
-}
-
-#[inline(never)]
-fn backward_log<T: Real, const N: usize>(
-    h: &Matrix<T, N>,
-    g: &Matrix<T, N>,
-    iterations: usize,
-) -> Matrix<T, N> {
-    super::real::simd(
-        #[inline(always)]
-        || {
-            let mut tape = vec![zero::<T, N>()];
-            for _ in 0..iterations {
-                let col = half::<T, N, true>(h, &tape[tape.len() - 1]);
-                tape.push(col);
-                tape.push(half::<T, N, false>(h, &col));
-            }
-            let p = normalized(h, &tape[2 * iterations], &tape[2 * iterations - 1]);
-            let mut d = last_row_step(&p, g);
-            let mut gamma = column_sums(&d);
-            for s in (0..iterations).rev() {
-                let q = normalized(h, &tape[2 * s], &tape[2 * s + 1]);
-                let mut rho = [[T::ZERO; L]; N];
-                for o in 0..N {
-                    for i in 0..N {
-                        for l in 0..L {
-                            let x = gamma[i][l] * q[o][i][l];
-                            d[o][i][l] -= x;
-                            rho[o][l] -= x;
-                        }
-                    }
-                }
-                if s == 0 {
-                    break;
-                }
-                let p = normalized(h, &tape[2 * s], &tape[2 * s - 1]);
-                gamma = [[T::ZERO; L]; N];
-                for o in 0..N {
-                    for i in 0..N {
-                        for l in 0..L {
-                            let x = rho[o][l] * p[o][i][l];
-                            d[o][i][l] -= x;
-                            gamma[i][l] -= x;
-                        }
-                    }
-                }
-            }
-            d
-        },
-    )
-}
-
-/// res of consecutive tokens.
-#[inline(always)]
-fn forward<T: Real, const N: usize>(h: &[T], res: &mut [T], iterations: usize) {
-    if N == 1 {
-        return res.fill(T::ONE);
-    }
-    for (h, res) in h.chunks(L * N * N).zip(res.chunks_mut(L * N * N)) {
-        let h = load::<T, N>(h);
-        let (mut m, r0) = start(&h);
-        let ((c, r), good) = iterate(&m, r0, iterations, |_| {});
-        if good {
-            for o in 0..N {
-                for i in 0..N {
-                    for l in 0..L {
-                        m[o][i][l] = m[o][i][l] * c[i][l] * r[o][l];
-                    }
-                }
-            }
-            store(&m, res);
-        } else {
-            store(&forward_log(&h, iterations), res);
-        }
-    }
-}
-
-/// dh of consecutive tokens.
-#[inline(always)]
-fn backward<T: Real, const N: usize>(h: &[T], g: &[T], dh: &mut [T], iterations: usize) {
-    if N == 1 {
-        return dh.fill(T::ZERO);
-    }
-    let mut tape: Vec<Step<T, N>> = Vec::with_capacity(iterations);
-    let group = L * N * N;
-    for ((h, g), dh) in h.chunks(group).zip(g.chunks(group)).zip(dh.chunks_mut(group)) {
-        let (h, g) = (load::<T, N>(h), load::<T, N>(g));
-        let (k, r0) = start(&h);
-        tape.clear();
-        let ((c, r), good) = iterate(&k, r0, iterations, |s| tape.push(*s));
-        if !good {
-            store(&backward_log(&h, &g, iterations), dh);
-            continue;
-        }
-        let mut p = k;
-        for o in 0..N {
-            for i in 0..N {
-                for l in 0..L {
-                    p[o][i][l] = k[o][i][l] * c[i][l] * r[o][l];
-                }
-            }
-        }
-        let mut d = last_row_step(&p, &g);
-        let mut gamma = column_sums(&d);
-        // dh = d - K ⊙ x
-        let mut x = [[[T::ZERO; L]; N]; N];
-        let last = tape.len() - 1;
-        for s in (0..iterations).rev() {
-            // iterations after `last` repeat it: iteration s starts from the r of iteration s - 1
-            let (c, _) = &tape[s.min(last)];
-            let r = if s == 0 { &r0 } else { &tape[(s - 1).min(last)].1 };
-            for i in 0..N {
-                for l in 0..L {
-                    gamma[i][l] = gamma[i][l] * c[i][l];
-                }
-            }
-            let mut rho = [[T::ZERO; L]; N];
-            for o in 0..N {
-                for i in 0..N {
-                    for l in 0..L {
-                        x[o][i][l] += gamma[i][l] * r[o][l];
-                        rho[o][l] += gamma[i][l] * k[o][i][l];
-                    }
-                }
-            }
-            if s == 0 {
-                break;
-            }
-            // rho is -ρ/r here; ρ·r follows, then γ of the iteration before
-            for o in 0..N {
-                for l in 0..L {
-                    rho[o][l] = -(rho[o][l] * r[o][l] * r[o][l]);
-                }
-            }
-            let c = &tape[(s - 1).min(last)].0;
-            gamma = [[T::ZERO; L]; N];
-            for o in 0..N {
-                for i in 0..N {
-                    for l in 0..L {
-                        x[o][i][l] += rho[o][l] * c[i][l];
-                        gamma[i][l] -= rho[o][l] * k[o][i][l];
-                    }
-                }
-            }
-            for i in 0..N {
-                for l in 0..L {
-                    gamma[i][l] = gamma[i][l] * c[i][l];
-                }
-            }
-        }
-        for o in 0..N {
-            for i in 0..N {
-                for l in 0..L {
-                    d[o][i][l] -= k[o][i][l] * x[o][i][l];
-                }
-            }
-        }
-        store(&d, dh);
+fn from64<T: Real>(x: &[f64], y: &mut [T]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = T::of(*x);
     }
 }
 
@@ -489,9 +59,19 @@ impl Sinkhorn {
         let (n, t) = (self.n, self.iterations);
         let h = c.input(0);
         let res = c.output(0);
-        par_rows(res, n * n, |first, res| {
-            let h = &h[first * n * n..][..res.len()];
-            by_streams!(n, forward::<T>(h, res, t))
+        if n == 1 {
+            return res.fill(T::ONE);
+        }
+        blocks(n * n, res, |at, res| {
+            let h = &h[at..][..res.len()];
+            if size_of::<T>() == 4 {
+                let (h, res) = (bytemuck::cast_slice(h), bytemuck::cast_slice_mut(res));
+                by_streams!(n, fast::forward(h, res, t))
+            } else {
+                for (h, res) in h.chunks_exact(n * n).zip(res.chunks_exact_mut(n * n)) {
+                    from64(&fast::exact::forward(&to64(h), n, t), res);
+                }
+            }
         });
     }
 }
@@ -501,10 +81,21 @@ impl SinkhornGrad {
         let (n, t) = (self.n, self.iterations);
         let (h, g) = (c.input(0), c.input(1));
         let dh = c.output(0);
-        par_rows(dh, n * n, |first, dh| {
-            let at = first * n * n;
+        if n == 1 {
+            return dh.fill(T::ZERO);
+        }
+        blocks(n * n, dh, |at, dh| {
             let (h, g) = (&h[at..][..dh.len()], &g[at..][..dh.len()]);
-            by_streams!(n, backward::<T>(h, g, dh, t))
+            if size_of::<T>() == 4 {
+                let (h, g, dh) =
+                    (bytemuck::cast_slice(h), bytemuck::cast_slice(g), bytemuck::cast_slice_mut(dh));
+                by_streams!(n, fast::backward(h, g, dh, t))
+            } else {
+                let tokens = h.chunks_exact(n * n).zip(g.chunks_exact(n * n));
+                for ((h, g), dh) in tokens.zip(dh.chunks_exact_mut(n * n)) {
+                    from64(&fast::exact::backward(&to64(h), &to64(g), n, t), dh);
+                }
+            }
         });
     }
 }
@@ -722,9 +313,8 @@ mod tests {
             for o in 0..4 {
                 assert!((r[4 * o..4 * o + 4].iter().sum::<f64>() - 1.0).abs() < 1e-14);
             }
-            let worst = (0..4)
-                .map(|i| ((0..4).map(|o| r[4 * o + i]).sum::<f64>() - 1.0).abs())
-                .fold(0.0, f64::max);
+            let worst =
+                (0..4).map(|i| ((0..4).map(|o| r[4 * o + i]).sum::<f64>() - 1.0).abs()).fold(0.0, f64::max);
             assert!(worst > 1e-3, "column sums of a truncated iteration are not 1: {worst}");
         }
         // orientation, by hand at n = 2, t = 1: h = [[ln 3, 0], [0, 0]]; columns (3/4, 1/4), (1/2, 1/2)

@@ -6,19 +6,19 @@ use std::fmt::Write;
 /// The most residual streams that the operations support.
 pub const MAX_STREAMS: usize = 8;
 
-/// Calls `$f::<$t, N>(…)` with the constant `N` equal to `$n`.
+/// Calls `$f::<N>(…)` with the constant `N` equal to `$n`.
 #[macro_export]
 macro_rules! by_streams {
-    ($n:expr, $f:ident::<$t:ty>($($a:expr),* $(,)?)) => {
+    ($n:expr, $($f:ident)::+ ($($a:expr),* $(,)?)) => {
         match $n {
-            1 => $f::<$t, 1>($($a),*),
-            2 => $f::<$t, 2>($($a),*),
-            3 => $f::<$t, 3>($($a),*),
-            4 => $f::<$t, 4>($($a),*),
-            5 => $f::<$t, 5>($($a),*),
-            6 => $f::<$t, 6>($($a),*),
-            7 => $f::<$t, 7>($($a),*),
-            8 => $f::<$t, 8>($($a),*),
+            1 => $($f)::+::<1>($($a),*),
+            2 => $($f)::+::<2>($($a),*),
+            3 => $($f)::+::<3>($($a),*),
+            4 => $($f)::+::<4>($($a),*),
+            5 => $($f)::+::<5>($($a),*),
+            6 => $($f)::+::<6>($($a),*),
+            7 => $($f)::+::<7>($($a),*),
+            8 => $($f)::+::<8>($($a),*),
             n => unreachable!("the shape rule allows 1 to 8 streams, not {n}"),
         }
     };
