@@ -114,13 +114,7 @@ fn product<T: Real, const L: usize, const R: usize>(
 /// Gradients of k and v of one group of columns, both at once: c[r][·] (+= if `add`) is
 /// Σ_t (ds, a)[r][t] ⊙ (q, do)[t][·], the pairs side by side. `ld` pairs a row; rows are a multiple of `KEYS`.
 #[inline(always)]
-fn pair_product<T: Real>(
-    a: &[[T; 2]],
-    ld: usize,
-    b: &[[[T; 2]; COLS]],
-    c: &mut [[[T; 2]; COLS]],
-    add: bool,
-) {
+fn pair_product<T: Real>(a: &[[T; 2]], ld: usize, b: &[[[T; 2]; COLS]], c: &mut [[[T; 2]; COLS]], add: bool) {
     assert!(b.len() <= ld && c.len() * ld <= a.len());
     for (c, a) in c.as_chunks_mut::<KEYS>().0.iter_mut().zip(a.chunks_exact(KEYS * ld)) {
         let mut acc = if add { *c } else { [[[T::ZERO; 2]; COLS]; KEYS] };
@@ -352,15 +346,22 @@ impl Attention {
         let (q, k, v) = (c.input(0), c.input(1), c.input(2));
         let (o, lse) = (c.output(0), c.output(1));
         let row = s.m * s.d();
-        par_rows2(o, row, lse, s.heads * s.m, #[inline(always)] |first, o, lse| {
-            let at = first * row..first * row + o.len();
-            let (q, k, v) = (&q[at.clone()], &k[at.clone()], &v[at]);
-            if s.m <= 16 {
-                forward::<T, 16, 8>(s, q, k, v, o, lse)
-            } else {
-                forward::<T, 32, 4>(s, q, k, v, o, lse)
-            }
-        });
+        par_rows2(
+            o,
+            row,
+            lse,
+            s.heads * s.m,
+            #[inline(always)]
+            |first, o, lse| {
+                let at = first * row..first * row + o.len();
+                let (q, k, v) = (&q[at.clone()], &k[at.clone()], &v[at]);
+                if s.m <= 16 {
+                    forward::<T, 16, 8>(s, q, k, v, o, lse)
+                } else {
+                    forward::<T, 32, 4>(s, q, k, v, o, lse)
+                }
+            },
+        );
     }
 
     fn new(q: Shape, heads: usize) -> Self {
@@ -421,13 +422,7 @@ impl Dims {
 impl AttentionGrad {
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         let s = &self.dims;
-        let all = Saved {
-            q: c.input(0),
-            k: c.input(1),
-            v: c.input(2),
-            lse: c.input(4),
-            dout: c.input(5),
-        };
+        let all = Saved { q: c.input(0), k: c.input(1), v: c.input(2), lse: c.input(4), dout: c.input(5) };
         let (dq, dk, dv) = (c.output(0), c.output(1), c.output(2));
         let row = s.m * s.d();
         let block = rows_per_task(row);
@@ -436,21 +431,24 @@ impl AttentionGrad {
             .zip(dv.par_chunks_mut(block * row))
             .enumerate()
             .for_each(|(i, ((dq, dk), dv))| {
-                super::real::simd(#[inline(always)] || {
-                    let (lo, hi) = (i * block * row, i * block * row + dq.len());
-                    let x = Saved {
-                        q: &all.q[lo..hi],
-                        k: &all.k[lo..hi],
-                        v: &all.v[lo..hi],
-                        lse: &all.lse[i * block * s.heads * s.m..],
-                        dout: &all.dout[lo..hi],
-                    };
-                    if s.m <= 16 {
-                        backward::<T, 16, 8>(s, x, dq, dk, dv)
-                    } else {
-                        backward::<T, 32, 4>(s, x, dq, dk, dv)
-                    }
-                })
+                super::real::simd(
+                    #[inline(always)]
+                    || {
+                        let (lo, hi) = (i * block * row, i * block * row + dq.len());
+                        let x = Saved {
+                            q: &all.q[lo..hi],
+                            k: &all.k[lo..hi],
+                            v: &all.v[lo..hi],
+                            lse: &all.lse[i * block * s.heads * s.m..],
+                            dout: &all.dout[lo..hi],
+                        };
+                        if s.m <= 16 {
+                            backward::<T, 16, 8>(s, x, dq, dk, dv)
+                        } else {
+                            backward::<T, 32, 4>(s, x, dq, dk, dv)
+                        }
+                    },
+                )
             });
     }
 }
@@ -508,8 +506,15 @@ mod tests {
     use crate::ops::row::tests::validate;
 
     /// batch, m, heads, dk
-    const SIZES: [(usize, usize, usize, usize); 7] =
-        [(2, 5, 2, 3), (1, 1, 1, 1), (3, 27, 4, 8), (1, 16, 1, 4), (2, 35, 1, 9), (1, 70, 2, 5), (1, 3, 3, 20)];
+    const SIZES: [(usize, usize, usize, usize); 7] = [
+        (2, 5, 2, 3),
+        (1, 1, 1, 1),
+        (3, 27, 4, 8),
+        (1, 16, 1, 4),
+        (2, 35, 1, 9),
+        (1, 70, 2, 5),
+        (1, 3, 3, 20),
+    ];
 
     fn dims((b, m, h, dk): (usize, usize, usize, usize)) -> Vec<usize> {
         vec![b, m, h * dk]

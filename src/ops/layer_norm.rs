@@ -97,10 +97,17 @@ impl LayerNorm {
         let (x, gamma, beta) = (c.input(0), c.input(1), c.input(2));
         let (y, stats) = (c.output(0), c.output(1));
         let d = gamma.len();
-        par_rows2(y, d, stats, 2, #[inline(always)] |first, y, stats| {
-            let x = &x[first * d..][..y.len()];
-            by_width!(d, forward(d, x, gamma, beta, y, stats))
-        });
+        par_rows2(
+            y,
+            d,
+            stats,
+            2,
+            #[inline(always)]
+            |first, y, stats| {
+                let x = &x[first * d..][..y.len()];
+                by_width!(d, forward(d, x, gamma, beta, y, stats))
+            },
+        );
     }
 }
 
@@ -167,12 +174,17 @@ impl LayerNormGrad {
         let dy = self.accumulate.then(|| c.input(3));
         let dx = c.output(0);
         let start = (start_at != dx.as_ptr()).then(|| c.input(start));
-        par_rows(dx, d, #[inline(always)] |first, dx| {
-            let (lo, n) = (first * d, dx.len());
-            fetch(start, lo, dx);
-            let (x, stats, dy) = (&x[lo..][..n], &stats[2 * first..], dy.map(|dy| &dy[lo..][..n]));
-            by_width!(d, backward(d, x, gamma, stats, dy, dx))
-        });
+        par_rows(
+            dx,
+            d,
+            #[inline(always)]
+            |first, dx| {
+                let (lo, n) = (first * d, dx.len());
+                fetch(start, lo, dx);
+                let (x, stats, dy) = (&x[lo..][..n], &stats[2 * first..], dy.map(|dy| &dy[lo..][..n]));
+                by_width!(d, backward(d, x, gamma, stats, dy, dx))
+            },
+        );
     }
 }
 

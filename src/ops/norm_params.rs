@@ -49,18 +49,30 @@ impl NormParamsGrad {
         let d = dgamma.len();
         let (rows, per) = (x.len() / d, (16384 / d).max(1));
         if !self.layer {
-            par_reduce_rows(rows, per, dgamma, #[inline(always)] |r, p| {
-                let (lo, hi) = (r.start * d, r.end * d);
-                by_width!(d, rms_rows(d, &x[lo..hi], &stats[r.start..r.end], &dy[lo..hi], p))
-            });
+            par_reduce_rows(
+                rows,
+                per,
+                dgamma,
+                #[inline(always)]
+                |r, p| {
+                    let (lo, hi) = (r.start * d, r.end * d);
+                    by_width!(d, rms_rows(d, &x[lo..hi], &stats[r.start..r.end], &dy[lo..hi], p))
+                },
+            );
             return;
         }
         let dbeta = c.output(1);
         let mut both = vec![T::ZERO; 2 * d];
-        par_reduce_rows(rows, per, &mut both, #[inline(always)] |r, p| {
-            let (lo, hi) = (r.start * d, r.end * d);
-            by_width!(d, layer_rows(d, &x[lo..hi], &stats[2 * r.start..2 * r.end], &dy[lo..hi], p))
-        });
+        par_reduce_rows(
+            rows,
+            per,
+            &mut both,
+            #[inline(always)]
+            |r, p| {
+                let (lo, hi) = (r.start * d, r.end * d);
+                by_width!(d, layer_rows(d, &x[lo..hi], &stats[2 * r.start..2 * r.end], &dy[lo..hi], p))
+            },
+        );
         dgamma.copy_from_slice(&both[..d]);
         dbeta.copy_from_slice(&both[d..]);
     }

@@ -81,10 +81,17 @@ impl RmsNorm {
         let ones = if self.weight { vec![] } else { vec![T::ONE; d] };
         let w = if self.weight { c.input(1) } else { &ones };
         let eps = T::of(self.eps);
-        par_rows2(y, d, stats, 1, #[inline(always)] |first, y, stats| {
-            let x = &x[first * d..][..y.len()];
-            by_width!(d, forward(d, eps, x, w, y, stats))
-        });
+        par_rows2(
+            y,
+            d,
+            stats,
+            1,
+            #[inline(always)]
+            |first, y, stats| {
+                let x = &x[first * d..][..y.len()];
+                by_width!(d, forward(d, eps, x, w, y, stats))
+            },
+        );
     }
 }
 
@@ -162,12 +169,17 @@ impl RmsNormGrad {
         let dy = self.accumulate.then(|| c.input(2));
         let dx = c.output(0);
         let start = (start_at != dx.as_ptr()).then(|| c.input(start));
-        par_rows(dx, d, #[inline(always)] |first, dx| {
-            let (lo, n) = (first * d, dx.len());
-            fetch(start, lo, dx);
-            let (x, stats, dy) = (&x[lo..][..n], &stats[first..], dy.map(|dy| &dy[lo..][..n]));
-            by_width!(d, backward(d, x, w, stats, dy, dx))
-        });
+        par_rows(
+            dx,
+            d,
+            #[inline(always)]
+            |first, dx| {
+                let (lo, n) = (first * d, dx.len());
+                fetch(start, lo, dx);
+                let (x, stats, dy) = (&x[lo..][..n], &stats[first..], dy.map(|dy| &dy[lo..][..n]));
+                by_width!(d, backward(d, x, w, stats, dy, dx))
+            },
+        );
     }
 }
 

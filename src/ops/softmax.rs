@@ -68,10 +68,15 @@ impl Softmax {
         let at = c.input_raw(0).0;
         let y = c.output(0);
         let x = (at != y.as_ptr()).then(|| c.input(0));
-        par_rows(y, d, #[inline(always)] |first, y| {
-            fetch(x, first * d, y);
-            by_width!(d, forward(d, y))
-        });
+        par_rows(
+            y,
+            d,
+            #[inline(always)]
+            |first, y| {
+                fetch(x, first * d, y);
+                by_width!(d, forward(d, y))
+            },
+        );
     }
 }
 
@@ -115,11 +120,16 @@ impl SoftmaxGrad {
         let at = c.input_raw(1).0;
         let dx = c.output(0);
         let dy = (at != dx.as_ptr()).then(|| c.input(1));
-        par_rows(dx, d, #[inline(always)] |first, dx| {
-            fetch(dy, first * d, dx);
-            let y = &y[first * d..][..dx.len()];
-            by_width!(d, backward(d, y, dx))
-        });
+        par_rows(
+            dx,
+            d,
+            #[inline(always)]
+            |first, dx| {
+                fetch(dy, first * d, dx);
+                let y = &y[first * d..][..dx.len()];
+                by_width!(d, backward(d, y, dx))
+            },
+        );
     }
 }
 
