@@ -14,6 +14,8 @@ pub mod real;
 pub mod reduce;
 pub mod sinkhorn;
 pub mod sinkhorn_cpu;
+pub mod stream_aggregate;
+pub mod stream_merge;
 pub mod streams;
 
 use crate::gpu::kernel::Kernel;

@@ -352,6 +352,35 @@ mod tests {
     }
 
     #[test]
+    fn device() {
+        use crate::graph::testing::{check_device_with, noise};
+        // scales past 60 leave the safe range of the scalings, and take the shader's log domain
+        for (n, t, scale, tokens) in [
+            (1, 3, 1.0, 65),
+            (2, 20, 3.0, 100),
+            (3, 2, 80.0, 130),
+            (4, 20, 1.0, 257),
+            (4, 20, 100.0, 600),
+            (5, 7, 20.0, 70),
+            (8, 20, 100.0, 300),
+        ] {
+            check_device_with(
+                |g| {
+                    let h = g.state("h", [tokens, n, n]);
+                    let r = g.sinkhorn(h, t);
+                    let w = g.constant(r.shape(), noise(r.shape().len(), 900));
+                    let mut out = g.gradients_from(&[(r, w)], &[h]);
+                    out.push(r);
+                    out
+                },
+                &[],
+                scale,
+                5e-6,
+            );
+        }
+    }
+
+    #[test]
     fn shaders_are_valid() {
         for n in 1..=8 {
             let mut g = Graph::new();
