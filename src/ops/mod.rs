@@ -10,6 +10,7 @@ pub mod map;
 pub mod matmul;
 pub mod matmul_tune;
 pub mod matmul_wgsl;
+pub mod mhc_project;
 pub mod real;
 pub mod reduce;
 pub mod sinkhorn;
