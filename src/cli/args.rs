@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
@@ -205,7 +206,7 @@ pub struct SynthArgs {
     #[arg(long)]
     pub json: bool,
     /// Seed of the planted effects; files of the same world can train and test one model
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_WORLD)]
     pub world: u64,
 }
 
@@ -246,7 +247,7 @@ impl InspectArgs {
 /// `birkhoff devices`.
 #[derive(Debug, Clone, Args)]
 pub struct DevicesArgs {
-    /// Print a JSON object for each adapter to stdout, one a line
+    /// Print one JSON object to stdout: auto, cpu, adapters
     #[arg(long)]
     pub json: bool,
 }

@@ -5,7 +5,14 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub mod args;
+pub mod device;
+pub mod devices;
+pub mod eval;
+pub mod inspect;
 pub mod output;
+pub mod predict;
+pub mod synth;
+pub mod train;
 
 use args::{Cli, Command};
 
@@ -54,23 +61,13 @@ fn usage_line(report: &str) -> String {
 /// Runs a subcommand.
 pub fn dispatch(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Train(args) => {
-            args.resolve_config()?;
-            not_built("train")
-        }
-        Command::Eval(_) => not_built("eval"),
-        Command::Predict(_) => not_built("predict"),
-        Command::Synth(_) => not_built("synth"),
-        Command::Inspect(args) => {
-            args.resolve_config()?;
-            not_built("inspect")
-        }
-        Command::Devices(_) => not_built("devices"),
+        Command::Train(args) => train::run(&args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Predict(args) => predict::run(&args),
+        Command::Synth(args) => synth::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Devices(args) => devices::run(&args),
     }
-}
-
-fn not_built(command: &str) -> anyhow::Result<()> {
-    anyhow::bail!("`birkhoff {command}` is not built yet")
 }
 
 /// Warnings to stderr; `BIRKHOFF_LOG=debug` (or any filter of tracing-subscriber) shows more.

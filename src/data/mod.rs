@@ -20,26 +20,34 @@ use std::path::Path;
 pub use encoder::FittedEncoder;
 pub use error::DataError;
 
+/// Whether a path is written to as it stands, never replaced: a device or a pipe, and the links that
+/// the system keeps in `/dev` and `/proc`. `/dev/stdout` is a link to a regular file where a shell
+/// redirects stdout; a rename over it would put a file where every program expects the link.
+pub(crate) fn is_stream(path: &Path) -> bool {
+    let systems = path.starts_with("/dev") || path.starts_with("/proc");
+    path.exists() && (!path.is_file() || (systems && path.is_symlink()))
+}
+
 /// Writes a file under a temporary name in the same folder, then renames it: whoever sees the
-/// final name sees the whole file.
+/// final name sees the whole file. A link stays a link, and the file that it names is replaced.
 fn replace_file<T>(path: &Path, write: impl FnOnce(File) -> io::Result<T>) -> Result<T, DataError> {
     let fail = |e| DataError::io(path, "write", e);
     if path.is_dir() {
         return Err(DataError::Directory { path: path.to_path_buf() });
     }
-    if path.exists() && !path.is_file() {
-        // A device or a pipe (/dev/stdout) is written to, never replaced.
-        return File::options().write(true).open(path).and_then(write).map_err(fail);
+    if is_stream(path) {
+        return File::options().append(true).open(path).and_then(write).map_err(fail);
     }
-    let Some(name) = path.file_name() else {
+    let target = if path.is_symlink() { path.canonicalize().map_err(fail)? } else { path.to_path_buf() };
+    let Some(name) = target.file_name() else {
         return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name")));
     };
     let mut temporary = std::ffi::OsString::from(".");
     temporary.push(name);
     temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(temporary);
+    let temporary = target.with_file_name(temporary);
     let result = File::create(&temporary).and_then(write).and_then(|value| {
-        std::fs::rename(&temporary, path)?;
+        std::fs::rename(&temporary, &target)?;
         Ok(value)
     });
     result.map_err(|e| {
@@ -47,4 +55,27 @@ fn replace_file<T>(path: &Path, write: impl FnOnce(File) -> io::Result<T>) -> Re
         let _ = std::fs::remove_file(&temporary);
         fail(e)
     })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn links_stay_links_and_streams_stay_streams() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        std::fs::write(&real, "old").unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        replace_file(&link, |mut f| f.write_all(b"new")).unwrap();
+        assert!(link.is_symlink() && std::fs::read_to_string(&real).unwrap() == "new");
+        assert!(!is_stream(&link) && !is_stream(&dir.path().join("absent")));
+        assert!(is_stream(Path::new("/dev/null")));
+        // Whatever this test's own stdout is, a regular file included.
+        assert!(!Path::new("/dev/stdout").exists() || is_stream(Path::new("/dev/stdout")));
+        // A link to nothing is an error rather than a file in its place.
+        std::fs::remove_file(&real).unwrap();
+        assert!(replace_file(&link, |_| Ok(())).is_err() && link.is_symlink());
+    }
 }

@@ -96,14 +96,24 @@ impl Synth {
 
     /// Writes the next `rows` rows.
     pub fn write_rows(&mut self, out: &mut impl Write, rows: u64) -> io::Result<SynthSummary> {
+        self.write_rows_watched(out, rows, |_| ())
+    }
+
+    fn write_rows_watched(
+        &mut self,
+        out: &mut impl Write,
+        rows: u64,
+        mut watch: impl FnMut(u64),
+    ) -> io::Result<SynthSummary> {
         let mut metrics = MetricsAccumulator::new();
         let mut line = Vec::new();
-        for _ in 0..rows {
+        for i in 0..rows {
             let row = self.next_row();
             metrics.push(&[row.logit as f32], &[f32::from(u8::from(row.label))], None);
             line.clear();
             row.write_to(&mut line)?;
             out.write_all(&line)?;
+            watch(i + 1);
         }
         let Metrics { rows, positives, ne, logloss, auc, .. } = metrics.finish();
         let base_rate = positives as f64 / rows.max(1) as f64;
@@ -112,13 +122,23 @@ impl Synth {
 
     /// Writes a file of the next `rows` rows; it appears under its name when it is complete.
     pub fn write_file(&mut self, path: &Path, rows: u64) -> Result<SynthSummary, DataError> {
+        self.write_file_watched(path, rows, |_| ())
+    }
+
+    /// The same; `watch` is told the number of rows written after each row.
+    pub fn write_file_watched(
+        &mut self,
+        path: &Path,
+        rows: u64,
+        watch: impl FnMut(u64),
+    ) -> Result<SynthSummary, DataError> {
         if rows == 0 {
             let source = io::Error::other("0 rows asked for, expected at least 1");
             return Err(DataError::Io { path: path.to_path_buf(), action: "write", source });
         }
         super::replace_file(path, |file| {
             let mut out = BufWriter::with_capacity(1 << 16, file);
-            let summary = self.write_rows(&mut out, rows)?;
+            let summary = self.write_rows_watched(&mut out, rows, watch)?;
             out.flush()?;
             Ok(summary)
         })

@@ -83,6 +83,22 @@ impl<T: Real> CpuProgram<T> {
         }
     }
 
+    /// Copies floats into an input at full precision.
+    ///
+    /// # Panics
+    /// As [`CpuProgram::set`].
+    pub fn set64(&mut self, name: &str, data: &[f64]) {
+        match self.inputs.get_mut(name) {
+            Some(InputBuffer::F(b)) => {
+                assert_eq!(b.len(), data.len(), "input {name}");
+                for (b, x) in b.iter_mut().zip(data) {
+                    *b = T::of(*x);
+                }
+            }
+            _ => panic!("no float input named {name}"),
+        }
+    }
+
     /// Copies ids into an input.
     ///
     /// # Panics

@@ -162,4 +162,44 @@ impl Program {
             Program::Gpu(p, keep) => p.read(&which.iter().map(|&i| keep[i]).collect::<Vec<_>>()).await,
         }
     }
+
+    /// Measures from now on.
+    pub fn start_profile(&mut self) {
+        if let Program::Cpu(p, _) = self {
+            p.profile();
+        }
+    }
+
+    /// Where the time goes: on the CPU over all runs since [`Program::start_profile`], on a device in one
+    /// more run whose results are not used.
+    pub async fn profile_table(&mut self) -> Result<String, GpuError> {
+        match self {
+            Program::Gpu(p, _) => Ok(p.run_profiled().await?.table()),
+            Program::Cpu(p, _) => {
+                let mut by_op: Vec<(String, usize, f64)> = vec![];
+                for (op, scope, t) in p.times() {
+                    let back = if scope.contains('\'') { " (backward)" } else { "" };
+                    let name = format!("{op}{back}");
+                    match by_op.iter_mut().find(|x| x.0 == name) {
+                        Some(x) => {
+                            x.1 += 1;
+                            x.2 += t.as_secs_f64();
+                        }
+                        None => by_op.push((name, 1, t.as_secs_f64())),
+                    }
+                }
+                by_op.sort_by(|a, b| b.2.total_cmp(&a.2));
+                let total: f64 = by_op.iter().map(|x| x.2).sum();
+                let mut s = format!("{:<32} {:>6} {:>12} {:>7}\n", "operation", "nodes", "total ms", "share");
+                for (name, n, t) in by_op {
+                    s += &format!(
+                        "{name:<32} {n:>6} {:>12.2} {:>6.1}%\n",
+                        t * 1e3,
+                        100.0 * t / total.max(1e-12)
+                    );
+                }
+                Ok(s)
+            }
+        }
+    }
 }

@@ -14,6 +14,7 @@ pub mod plan;
 mod shape;
 #[doc(hidden)]
 pub mod testing;
+pub mod tune;
 
 pub use shape::{MAX_RANK, Shape};
 
@@ -200,14 +201,16 @@ impl Graph {
         self.scope.get_or_insert_with(|| scopes.join(".").into()).clone()
     }
 
-    /// Runs `f` with `name` appended to the scope of the nodes that it makes.
-    pub fn scoped<R>(&mut self, name: &str, f: impl FnOnce(&mut Graph) -> R) -> R {
+    /// Appends `name` to the scope of the nodes made from now on.
+    pub fn enter(&mut self, name: &str) {
         self.scopes.push(name.into());
         self.scope = None;
-        let r = f(self);
+    }
+
+    /// Undoes the last [`Graph::enter`].
+    pub fn leave(&mut self) {
         self.scopes.pop();
         self.scope = None;
-        r
     }
 
     pub(crate) fn set_scope(&mut self, scope: Option<Arc<str>>) {

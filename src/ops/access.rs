@@ -152,7 +152,7 @@ impl Access {
             return i.to_string();
         }
         if self.is_scalar() {
-            return if self.offset == 0 { "0u".into() } else { format!("{}", param(first)) };
+            return if self.offset == 0 { "0u".into() } else { param(first) };
         }
         // params: offset, then dims[1..] (the outermost needs no modulo), then strides
         let k = self.dims.len();

@@ -394,6 +394,8 @@ pub fn wgsl_f32(v: f64) -> String {
     if s.contains('e') && !s.contains('.') { s.replacen('e', ".0e", 1) } else { s }
 }
 
+// Closures written into a loop by a macro, for the compiler to vectorise.
+#[allow(clippy::redundant_closure_call)]
 #[inline(always)]
 fn eval_un<T: Real>(u: Un, a: &[T], r: &mut [T]) {
     macro_rules! each {
@@ -419,6 +421,7 @@ fn eval_un<T: Real>(u: Un, a: &[T], r: &mut [T]) {
     }
 }
 
+#[allow(clippy::redundant_closure_call)]
 #[inline(always)]
 fn eval_bin<T: Real>(b: Bin, x: &[T], y: &[T], r: &mut [T]) {
     macro_rules! each {

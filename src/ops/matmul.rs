@@ -168,7 +168,7 @@ impl Matmul {
         } else {
             View { p: b.as_ptr(), rs: n, cs: 1 }
         };
-        // SAFETY (of both): element i of the batch exists, or the operand is shared and i counts for nothing.
+        // SAFETY: for both, element i of the batch exists, or the operand is shared and i counts for nothing.
         let a_of = |i: usize| unsafe { av.skip(if s.a_batched { i * m * k } else { 0 }) };
         // SAFETY: as above.
         let b_of = |i: usize| unsafe { bv.skip(if s.b_batched { i * n * k } else { 0 }) };
@@ -186,7 +186,7 @@ impl Matmul {
         };
         // C must be free of the accumulated input before the product overwrites it: `accumulate` in place
         // is only offered without an epilogue expression other than the sum, where C += A·B does it.
-        let in_place_sum = self.accumulates() && extras[0].p as *const T == out.0 as *const T;
+        let in_place_sum = self.accumulates() && std::ptr::eq(extras[0].p, out.0);
         let finish = |start: usize, len: usize| {
             if !in_place_sum {
                 epilogue(start, len)

@@ -170,6 +170,20 @@ impl Variant {
         }
     }
 
+    /// Whether the tile is one that [`kernels`] can write.
+    pub fn is_valid(&self) -> bool {
+        match *self {
+            Variant::Naive => true,
+            Variant::Register { tm, tn, threads, split } => {
+                (1..=16).contains(&tm)
+                    && (tn == 1 || (4..=16).contains(&tn) && tn.is_multiple_of(4))
+                    && (1..=256).contains(&threads)
+                    && split >= 1
+            }
+            Variant::Shared { tile, split } => (tile == 4 || tile == 8) && split >= 1,
+        }
+    }
+
     /// The name of its main kernel, e.g. `matmul_reg8x8`.
     pub fn label(&self) -> String {
         match self {

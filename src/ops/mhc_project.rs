@@ -156,9 +156,7 @@ impl MhcProject {
                 }
             });
             let small = pre.chunks_exact_mut(n).zip(post.chunks_exact_mut(n));
-            for ((raw, (pre, post)), res) in
-                raw.chunks_exact(w).zip(small).zip(res.chunks_exact_mut(n * n))
-            {
+            for ((raw, (pre, post)), res) in raw.chunks_exact(w).zip(small).zip(res.chunks_exact_mut(n * n)) {
                 pre.copy_from_slice(&raw[..n]);
                 post.copy_from_slice(&raw[n..2 * n]);
                 res.copy_from_slice(&raw[2 * n..]);
@@ -294,7 +292,13 @@ impl Text {
     }
 }
 
-fn kernel(label: &'static str, source: String, bindings: Vec<Bind>, params: [u32; 8], invocations: usize) -> Kernel {
+fn kernel(
+    label: &'static str,
+    source: String,
+    bindings: Vec<Bind>,
+    params: [u32; 8],
+    invocations: usize,
+) -> Kernel {
     Kernel {
         label: label.into(),
         source: source.into(),
@@ -516,11 +520,7 @@ impl Op for MhcProjectWeight {
         let cols = [4, 2].into_iter().find(|t| n.is_multiple_of(*t)).unwrap_or(1);
         let elem = ["", "f32", "vec2<f32>", "", "vec4<f32>"][cols];
         let x = |o: usize| {
-            if tall == 1 {
-                "x_0".into()
-            } else {
-                format!("x_{}.{}", o / 4, ["x", "y", "z", "w"][o % 4])
-            }
+            if tall == 1 { "x_0".into() } else { format!("x_{}.{}", o / 4, ["x", "y", "z", "w"][o % 4]) }
         };
         let mut load = String::new();
         for v in 0..tall.div_ceil(4) {

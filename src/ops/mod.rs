@@ -4,20 +4,41 @@
 //! elsewhere: everything that the graph, the passes and the executors need is behind [`Op`].
 
 pub mod access;
+pub mod accumulate;
+pub mod attention;
+pub mod concat;
+pub mod conv2d;
+pub mod copy;
 pub mod cpu;
+pub mod embedding;
+pub mod embedding_grad;
 pub mod expr;
+pub mod fm;
+pub mod layer_norm;
 pub mod map;
 pub mod matmul;
 pub mod matmul_tune;
 pub mod matmul_wgsl;
 pub mod mhc_project;
+pub mod norm_params;
+pub mod optim;
+pub mod optim_rows;
+pub mod pairwise;
+pub mod permute;
 pub mod real;
 pub mod reduce;
+pub mod rms_norm;
+pub mod row;
 pub mod sinkhorn;
 pub mod sinkhorn_cpu;
+pub mod slice;
+pub mod softmax;
+pub mod sparse_index;
 pub mod stream_aggregate;
 pub mod stream_merge;
 pub mod streams;
+pub mod sum_squares;
+pub mod tile;
 
 use crate::gpu::kernel::Kernel;
 use crate::graph::{Graph, Shape, Tensor};

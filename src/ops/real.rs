@@ -125,14 +125,15 @@ impl Real for f32 {
         let x = Real::min(Real::max(self, -87.0), 88.0);
         // round to nearest through the 1.5·2^23 trick: no SSE4.1 needed
         const MAGIC: f32 = 12_582_912.0;
-        let n = x * std::f32::consts::LOG2_E + MAGIC - MAGIC;
+        let t = x * std::f32::consts::LOG2_E + MAGIC;
+        let n = t - MAGIC;
         let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
         let p = 1.0
             + r * (1.0
                 + r * (0.5
                     + r * (1.666_666_5e-1 + r * (4.166_579_6e-2 + r * (8.333_452e-3 + r * 1.398_2e-3)))));
-        let bits = ((n as i32 + 127) as u32) << 23;
-        p * f32::from_bits(bits)
+        // n is in the low bits of t; a cast to i32 saturates, and no loop vectorises over that
+        p * f32::from_bits(t.to_bits().wrapping_add(127) << 23)
     }
     #[inline(always)]
     fn ln(self) -> Self {
@@ -209,7 +210,7 @@ pub fn sum<T: Real>(a: &[T]) -> T {
 fn fold16<T: Real>(mut s: [T; 16]) -> T {
     for w in [8, 4, 2, 1] {
         for i in 0..w {
-            s[i] = s[i] + s[i + w];
+            s[i] += s[i + w];
         }
     }
     s[0]

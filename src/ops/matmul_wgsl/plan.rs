@@ -36,18 +36,11 @@ impl Plan {
             assert!(i < extras.len(), "accumulate names extra {i} of {}", extras.len());
         }
         let spec = simplify(spec, &extras);
+        assert!(variant.is_valid(), "no such variant: {variant:?}");
         let (tm, tn, want) = match variant {
             Variant::Naive => (1, 1, 1),
-            Variant::Register { tm, tn, split, threads } => {
-                assert!((1..=16).contains(&tm), "register tile of {tm} rows");
-                assert!(tn == 1 || tn.is_multiple_of(4) && (4..=16).contains(&tn), "tile of {tn} columns");
-                assert!((1..=256).contains(&threads), "{threads} invocations a workgroup");
-                (tm, tn, split)
-            }
-            Variant::Shared { tile, split } => {
-                assert!(tile == 4 || tile == 8, "shared tile of {tile} × {tile} an invocation");
-                (tile, tile, split)
-            }
+            Variant::Register { tm, tn, split, .. } => (tm, tn, split),
+            Variant::Shared { tile, split } => (tile, tile, split),
         };
         let (split, chunk) = chunks(&spec, want);
         Self { spec, variant, tm, tn, split, chunk, epilogue, extras }

@@ -1,0 +1,54 @@
+# make help lists what there is. Everything goes through cargo; nothing is installed by `make demo`.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+CARGO ?= cargo
+
+# Build outputs stay outside the clone, so that several clones share them, where HOME can be written;
+# else in ./target. An environment's or command line's own CARGO_TARGET_DIR comes first.
+ifeq ($(strip $(CARGO_TARGET_DIR)),)
+CARGO_TARGET_DIR := $(shell d="$$HOME/.cache/birkhoff/target"; \
+    if [ -n "$$HOME" ] && mkdir -p "$$d" 2>/dev/null && [ -w "$$d" ]; then echo "$$d"; \
+    else echo "$(CURDIR)/target"; fi)
+endif
+export CARGO_TARGET_DIR
+BIN := $(CARGO_TARGET_DIR)/release/birkhoff
+
+.PHONY: help
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  build outputs: $(CARGO_TARGET_DIR)   (CARGO_TARGET_DIR=... for another place)"
+
+.PHONY: toolchain
+toolchain:
+	@sh tools/setup.sh toolchain
+
+.PHONY: setup
+setup: ## What the tests need: checks cargo and cc, installs a software Vulkan driver (Debian, Ubuntu)
+	@sh tools/setup.sh all
+
+.PHONY: build
+build: toolchain ## The program, optimised
+	$(CARGO) build --release --locked
+
+.PHONY: demo
+demo: build ## Train a small DHEN with mHC residuals on synthetic clicks; about ten minutes with the build
+	@BIRKHOFF="$(BIN)" sh examples/demo.sh $(ARGS)
+
+.PHONY: test
+test: setup ## All tests
+	RUST_BACKTRACE=1 $(CARGO) test --release --locked
+
+.PHONY: lint
+lint: toolchain ## Formatting, and clippy without a warning
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+
+.PHONY: bench
+bench: toolchain ## Kernels and products, measured on this machine
+	$(CARGO) bench --locked
+
+.PHONY: clean
+clean: ## Remove the build outputs
+	$(CARGO) clean

@@ -1,0 +1,39 @@
+// d/dx of softmax, one row an invocation: dx = y·(dy − Σ dy·y).
+struct P {
+    rows : u32,
+    n : u32, // vectors a row
+    pad0 : u32,
+    pad1 : u32,
+}
+alias V = vec4<f32>; // if vec4
+alias V = f32; // unless vec4
+@group(0) @binding(#) var<storage, read> y : array<V>;
+@group(0) @binding(#) var<storage, read> dy : array<V>; // unless in_place
+@group(0) @binding(#) var<storage, read_write> dx : array<V>;
+@group(0) @binding(#) var<uniform> p : P;
+
+fn hsum(v : V) -> f32 { return (v.x + v.y) + (v.z + v.w); } // if vec4
+fn hsum(v : V) -> f32 { return v; } // unless vec4
+fn grad(i : u32) -> V { return dy[i]; } // unless in_place
+fn grad(i : u32) -> V { return dx[i]; } // if in_place
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(workgroup_id) wg : vec3<u32>,
+    @builtin(num_workgroups) nw : vec3<u32>,
+    @builtin(local_invocation_index) li : u32,
+) {
+    let row = (wg.x + wg.y * nw.x) * 64u + li;
+    if (row >= p.rows) {
+        return;
+    }
+    let base = row * p.n;
+    var s = V(0.0);
+    for (var i = 0u; i < p.n; i += 1u) {
+        s += y[base + i] * grad(base + i);
+    }
+    let t = hsum(s);
+    for (var i = 0u; i < p.n; i += 1u) {
+        dx[base + i] = y[base + i] * (grad(base + i) - t);
+    }
+}

@@ -1,0 +1,37 @@
+//! `birkhoff eval`.
+
+use super::args::EvalArgs;
+use super::output;
+use super::train::{report_skipped, row_policy, spinner};
+use crate::data::criteo::{Labels, ReadOptions};
+use crate::data::loader::{Loader, LoaderOptions};
+use crate::train::infer::LoadedRun;
+
+/// Runs the subcommand.
+pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
+    let device = super::device::open(&args.device.device)?;
+    let mut run = LoadedRun::open(&args.run, &device)?;
+    let read = ReadOptions { policy: row_policy(args.on_bad_row), labels: Labels::Required };
+    let options = LoaderOptions::new(run.scorer.batch);
+    let (encoder, groups) = (run.inputs.encoder.clone(), run.inputs.groups.clone());
+    let mut loader = Loader::criteo_file(&args.data, encoder, groups, read, options)?;
+    let bar = spinner(false, "scoring");
+    let mut rows = 0u64;
+    let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, |n| {
+        rows += n as u64;
+        bar.set_message(format!("scoring: {} rows", super::train::group(rows)));
+    }))?;
+    bar.finish_and_clear();
+    report_skipped(&args.data, loader.skipped());
+    if args.json {
+        return output::json(&metrics);
+    }
+    let show = |v: Option<f64>| v.map_or("undefined".into(), |v| format!("{v:.6}"));
+    let line = |k: &str, v: String| output::line(&format!("{k:<20} {v}"));
+    line("rows", metrics.rows.to_string())?;
+    line("positives", metrics.positives.to_string())?;
+    line("normalized entropy", show(metrics.ne))?;
+    line("log loss", format!("{:.6}", metrics.logloss))?;
+    line("AUC", show(metrics.auc))?;
+    line("calibration", show(metrics.calibration))
+}

@@ -1,0 +1,250 @@
+//! `birkhoff train`.
+
+use super::args::{OnBadRow, TrainArgs};
+use super::output;
+use crate::data::criteo::{self, Labels, ReadOptions, RowPolicy};
+use crate::data::rows::SkipReport;
+use crate::data::schema::{Encoding, Schema, Transform};
+use crate::model::config::{self, Config};
+use crate::train::infer::Inputs;
+use crate::train::run::RunFolder;
+use crate::train::trainer::{Event, Report, Summary, Trainer};
+use anyhow::bail;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Runs the subcommand.
+pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
+    let cfg = args.resolve_config()?;
+    let device = super::device::open(&args.device.device)?;
+    let folder = RunFolder::create(&args.out, args.force)?;
+    let say = |text: String| {
+        if !args.quiet {
+            eprintln!("{text}");
+        }
+    };
+    if let Some(n) = folder.notice() {
+        say(n.to_string());
+    }
+
+    let policy = row_policy(args.on_bad_row);
+    let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
+    let (encoder, skipped) = criteo::fit(&args.train, &schema(&cfg), policy)?;
+    if encoder.positives == 0 || encoder.positives == encoder.rows {
+        bail!(
+            "{}: all {} labels are {}; a model needs clicks and non-clicks to learn from",
+            args.train.display(),
+            encoder.rows,
+            u8::from(encoder.positives > 0)
+        );
+    }
+    let encoder = Arc::new(encoder);
+    let options = ReadOptions { policy, labels: Labels::Required };
+    spinner.set_message("encoding the training rows");
+    let train = criteo::load(&args.train, &encoder, options)?;
+    spinner.set_message("encoding the validation rows");
+    let valid = criteo::load(&args.valid, &encoder, options)?;
+    spinner.finish_and_clear();
+    report_skipped(&args.train, &skipped);
+    report_skipped(&args.valid, &valid.skipped);
+
+    let inputs = Inputs::new(encoder.clone(), &cfg, &device)?;
+    let begin = Instant::now();
+    let mut trainer = Trainer::new(&cfg, inputs, &device, train.rows.len())?;
+    folder.begin(&cfg)?;
+    encoder.save(&folder.vocab_path())?;
+    say(format!(
+        "{} training rows ({:.2} % positive), {} validation rows; {} parameters; {} (ready in {:.1} s)",
+        group(train.rows.len() as u64),
+        100.0 * encoder.positives as f64 / encoder.rows as f64,
+        group(valid.rows.len() as u64),
+        group(trainer.parameters() as u64),
+        device.name(),
+        begin.elapsed().as_secs_f64(),
+    ));
+    if args.profile {
+        trainer.program().start_profile();
+    }
+    let mut report = Console::new(args, &cfg, train.rows.len() as u64);
+    let (train, valid) = (Arc::new(train), Arc::new(valid));
+    let summary = pollster::block_on(trainer.run(train, valid, &folder, &mut report));
+    report.bar.finish_and_clear();
+    let summary = summary?;
+    if args.profile {
+        eprintln!("{}", pollster::block_on(trainer.program().profile_table())?);
+    }
+    if args.json {
+        output::json(&summary)?;
+    } else {
+        print_summary(&summary, &folder)?;
+    }
+    Ok(())
+}
+
+/// The schema that a configuration asks for.
+fn schema(cfg: &Config) -> Schema {
+    let d = &cfg.data;
+    let transform = match d.numeric {
+        config::Numeric::Log => Transform::Log,
+        config::Numeric::Standardize => Transform::STANDARDIZE,
+        config::Numeric::None => Transform::None,
+    };
+    let encoding = match d.encoding {
+        config::Encoding::Vocabulary => Encoding::Vocabulary {
+            min_count: d.min_count as _,
+            max_size: (d.max_size > 0).then_some(d.max_size as _),
+        },
+        config::Encoding::Hash => Encoding::Hash { buckets: d.buckets as _ },
+    };
+    Schema::criteo(transform, d.indicators, encoding)
+}
+
+/// The reader's policy for `--on-bad-row`.
+pub fn row_policy(word: OnBadRow) -> RowPolicy {
+    match word {
+        OnBadRow::Error => RowPolicy::Error,
+        OnBadRow::Skip => RowPolicy::Skip,
+    }
+}
+
+/// Says on stderr how many rows were left out, and the first few.
+pub fn report_skipped(path: &Path, skipped: &SkipReport) {
+    if skipped.skipped > 0 {
+        eprintln!("{}: {} bad rows skipped, e.g.", path.display(), group(skipped.skipped));
+        for line in &skipped.first {
+            eprintln!("  {line}");
+        }
+    }
+}
+
+/// A spinner on stderr, where there is a terminal to spin on.
+pub fn spinner(quiet: bool, message: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new_spinner();
+    if quiet {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    bar.set_message(message);
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// 1234567 → "1,234,567".
+pub fn group(n: u64) -> String {
+    let s = n.to_string();
+    let mut out = String::new();
+    for (i, c) in s.chars().enumerate() {
+        if i > 0 && (s.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Progress bar on a terminal, a line every few seconds elsewhere, JSON lines on stdout if asked for.
+struct Console {
+    bar: ProgressBar,
+    json: bool,
+    quiet: bool,
+    terminal: bool,
+    rows_per_epoch: u64,
+    epochs: usize,
+    last_line: Instant,
+    loss: f64,
+}
+
+impl Console {
+    fn new(args: &TrainArgs, cfg: &Config, rows: u64) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = ProgressBar::new(rows);
+        if args.quiet || !terminal {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        let style = ProgressStyle::with_template(
+            "{prefix} [{bar:30}] {human_pos}/{human_len} rows  {per_sec}  {msg}  {eta} left",
+        );
+        if let Ok(style) = style {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(format!("epoch 1/{}", cfg.train.epochs));
+        Console {
+            bar,
+            json: args.json,
+            quiet: args.quiet,
+            terminal,
+            rows_per_epoch: rows,
+            epochs: cfg.train.epochs,
+            last_line: Instant::now(),
+            loss: f64::NAN,
+        }
+    }
+
+    fn line(&self, text: &str) {
+        if !self.quiet {
+            self.bar.suspend(|| eprintln!("{text}"));
+        }
+    }
+}
+
+impl Report for Console {
+    fn batch(&mut self, rows: usize) {
+        if self.bar.position() >= self.rows_per_epoch {
+            self.bar.set_position(0);
+        }
+        self.bar.inc(rows as u64);
+    }
+
+    fn event(&mut self, e: &Event) -> anyhow::Result<()> {
+        match e {
+            Event::Step { epoch, step, total_steps, rows, loss, rows_per_s, .. } => {
+                self.loss = *loss;
+                self.bar.set_prefix(format!("epoch {epoch}/{}", self.epochs));
+                self.bar.set_message(format!("loss {loss:.4}"));
+                let first = *step == *total_steps || self.last_line.elapsed() > Duration::from_secs(4);
+                if !self.terminal && first {
+                    self.last_line = Instant::now();
+                    self.line(&format!(
+                        "epoch {epoch}/{}  step {step}/{total_steps}  {} rows  {} rows/s  loss {loss:.4}",
+                        self.epochs,
+                        group(*rows),
+                        group(*rows_per_s as u64)
+                    ));
+                }
+            }
+            Event::Eval { step, epoch, metrics, best, .. } => {
+                let show = |v: Option<f64>| v.map_or("undefined".into(), |v| format!("{v:.4}"));
+                self.line(&format!(
+                    "epoch {epoch}/{}  step {step}  validation: NE {}  log loss {:.4}  AUC {}  calibration {}{}",
+                    self.epochs,
+                    show(metrics.ne),
+                    metrics.logloss,
+                    show(metrics.auc),
+                    show(metrics.calibration),
+                    if *best { "  (best, kept)" } else { "" }
+                ));
+            }
+        }
+        if self.json {
+            output::json(e)?;
+        }
+        Ok(())
+    }
+}
+
+fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
+    let show = |v: Option<f64>| v.map_or("undefined (one class)".into(), |v| format!("{v:.5}"));
+    let line = |k: &str, v: String| output::line(&format!("  {k:<22} {v}"));
+    output::line("best weights on the validation rows:")?;
+    line("normalized entropy", show(s.metrics.ne))?;
+    line("log loss", format!("{:.5}", s.metrics.logloss))?;
+    line("AUC", show(s.metrics.auc))?;
+    line("calibration", s.metrics.calibration.map_or("undefined".into(), |v| format!("{v:.4}")))?;
+    line("step", format!("{} of {}", s.best_step, s.steps))?;
+    line("rows/s", group(s.rows_per_s as u64))?;
+    line("time", format!("{:.1} s on {}", s.seconds, s.device))?;
+    let early = if s.stopped_early { " (stopped early)" } else { "" };
+    output::line(&format!("run folder: {}{early}", folder.path().display()))
+}

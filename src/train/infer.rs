@@ -1,0 +1,230 @@
+//! Forward only: logits of batches, and the metrics of a file.
+
+use crate::data::batch::{Batch, GroupLayout};
+use crate::data::metrics::{Metrics, MetricsAccumulator};
+use crate::data::{DataError, FittedEncoder};
+use crate::graph::exec::{Device, Program, State};
+use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, model, table_inputs};
+use crate::model::config::{Config, ConfigError};
+use crate::model::params::{Kind, Param};
+use crate::train::checkpoint::{self, TensorRef, TensorSpec};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Largest table that one device buffer holds, in bytes; the CPU has no limit.
+fn table_limit(device: &Device) -> usize {
+    match device {
+        Device::Cpu => usize::MAX,
+        Device::Gpu(g, _) => {
+            let l = g.limits();
+            l.max_storage_buffer_binding_size.min(l.max_buffer_size) as usize
+        }
+    }
+}
+
+/// Packs neighbouring categorical columns into tables that fit the device's buffers.
+pub fn pack_tables(
+    encoder: &FittedEncoder,
+    width: usize,
+    device: &Device,
+) -> Result<(Vec<GroupLayout>, FeatureSpec), DataError> {
+    let rows = encoder.table_rows();
+    let limit = table_limit(device);
+    let mut groups: Vec<Vec<usize>> = vec![];
+    let mut held = 0usize;
+    for (c, &r) in rows.iter().enumerate() {
+        let bytes = r as usize * width * 4;
+        match groups.last_mut() {
+            Some(g) if held + bytes <= limit => {
+                g.push(c);
+                held += bytes;
+            }
+            _ => {
+                groups.push(vec![c]);
+                held = bytes;
+            }
+        }
+    }
+    let tables = groups
+        .iter()
+        .map(|g| EmbeddingSpec {
+            columns: g
+                .iter()
+                .map(|&c| (encoder.schema.categorical[c].name.clone(), rows[c] as usize))
+                .collect(),
+            pooled: None,
+        })
+        .collect();
+    let layouts = groups.into_iter().map(|g| GroupLayout::pack(g, &rows)).collect::<Result<_, _>>()?;
+    Ok((layouts, FeatureSpec { numeric: encoder.schema.features(), tables }))
+}
+
+/// What a model is built from besides the configuration.
+#[derive(Clone)]
+pub struct Inputs {
+    /// Fitted vocabularies and statistics.
+    pub encoder: Arc<FittedEncoder>,
+    /// Packed tables.
+    pub groups: Arc<[GroupLayout]>,
+    /// The same for the model.
+    pub features: FeatureSpec,
+}
+
+impl Inputs {
+    /// Packs the encoder's tables for a device.
+    pub fn new(encoder: Arc<FittedEncoder>, cfg: &Config, device: &Device) -> Result<Self, DataError> {
+        let (groups, features) = pack_tables(&encoder, cfg.model.width, device)?;
+        Ok(Inputs { encoder, groups: groups.into(), features })
+    }
+
+    /// The forward graph.
+    pub fn model(&self, cfg: &Config, batch: usize, train: bool) -> Result<Model, ConfigError> {
+        let p = self.encoder.click_rate();
+        model(&cfg.model, &self.features, batch, train, cfg.train.embedding_init, (p / (1.0 - p)).ln())
+    }
+}
+
+/// Names and shapes of a model's tensors in a checkpoint: packed tables are stored column by column, as
+/// `embeddings.C1`.
+pub fn tensor_specs(params: &[Param]) -> Vec<TensorSpec> {
+    let mut specs = vec![];
+    for p in params {
+        match &p.kind {
+            Kind::Embedding(columns) => specs.extend(columns.iter().map(|(name, rows)| TensorSpec {
+                name: format!("embeddings.{name}"),
+                shape: vec![*rows, p.shape().last()],
+            })),
+            _ => specs.push(TensorSpec { name: p.name.clone(), shape: p.shape().dims() }),
+        }
+    }
+    specs
+}
+
+/// Splits parameter values into checkpoint tensors, in the order of [`tensor_specs`].
+pub fn to_tensors<'a>(
+    specs: &'a [TensorSpec],
+    params: &[Param],
+    values: &'a [Vec<f32>],
+) -> Vec<TensorRef<'a>> {
+    let mut specs = specs.iter();
+    let mut out = vec![];
+    for (p, v) in params.iter().zip(values) {
+        let parts = match &p.kind {
+            Kind::Embedding(columns) => columns.iter().map(|(_, rows)| rows * p.shape().last()).collect(),
+            _ => vec![v.len()],
+        };
+        let mut rest = v.as_slice();
+        for len in parts {
+            let (data, tail) = rest.split_at(len);
+            rest = tail;
+            let s = specs.next().expect("one spec a tensor");
+            out.push(TensorRef { name: &s.name, shape: &s.shape, data });
+        }
+    }
+    out
+}
+
+/// Puts checkpoint tensors (in the order of [`tensor_specs`]) back into parameters on the device.
+pub fn from_tensors(params: &[Param], tensors: Vec<Vec<f32>>, state: &mut State) -> anyhow::Result<()> {
+    let mut tensors = tensors.into_iter();
+    for p in params {
+        let n = if let Kind::Embedding(c) = &p.kind { c.len() } else { 1 };
+        let whole: Vec<f32> = tensors.by_ref().take(n).flatten().collect();
+        state.set(&p.name, &whole)?;
+    }
+    Ok(())
+}
+
+/// Uploads a batch into a program's inputs.
+pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
+    if program.has_input("numeric") {
+        program.set("numeric", &batch.numeric)?;
+    }
+    if program.has_input("label") {
+        program.set("label", &batch.labels)?;
+        program.set("weight", &batch.weights)?;
+    }
+    for (i, s) in batch.groups.iter().enumerate() {
+        let names = table_inputs(i);
+        program.set_ids(&names.ids, &s.ids)?;
+        if program.has_input(&names.order) {
+            program.set_ids(&names.order, &s.order)?;
+            program.set_ids(&names.segments, &s.segments)?;
+            program.set_ids(&names.unique, &s.unique)?;
+        }
+    }
+    Ok(())
+}
+
+/// A model ready to score batches of a fixed size.
+pub struct Scorer {
+    program: Program,
+    /// Rows a batch.
+    pub batch: usize,
+}
+
+impl Scorer {
+    /// Compiles the forward graph for weights that are in `state`.
+    pub fn new(cfg: &Config, inputs: &Inputs, device: &Device, state: &State) -> anyhow::Result<Self> {
+        let batch = cfg.train.eval_batch;
+        let m = inputs.model(cfg, batch, false)?;
+        let program = Program::compile(device, state, &m.graph, &[m.logits], "evaluation")?;
+        Ok(Scorer { program, batch })
+    }
+
+    /// Logits of the batch's real rows.
+    pub async fn logits(&mut self, state: &mut State, batch: &Batch) -> anyhow::Result<Vec<f32>> {
+        upload(&mut self.program, batch)?;
+        self.program.run(state)?;
+        let mut v = self.program.read(&[0]).await?.pop().unwrap_or_default();
+        v.truncate(batch.rows);
+        Ok(v)
+    }
+
+    /// Metrics over all batches.
+    pub async fn evaluate(
+        &mut self,
+        state: &mut State,
+        loader: &mut crate::data::loader::Loader,
+        mut progress: impl FnMut(usize),
+    ) -> anyhow::Result<Metrics> {
+        let mut acc = MetricsAccumulator::new();
+        while let Some(batch) = loader.next() {
+            let batch = batch?;
+            let s = self.logits(state, &batch).await?;
+            acc.push(&s, &batch.labels[..batch.rows], None);
+            progress(batch.rows);
+            loader.recycle(batch);
+        }
+        Ok(acc.finish())
+    }
+}
+
+/// A finished run, loaded for scoring.
+pub struct LoadedRun {
+    /// The run's configuration.
+    pub config: Config,
+    /// Vocabularies and tables.
+    pub inputs: Inputs,
+    /// Weights on the device.
+    pub state: State,
+    /// The compiled forward graph.
+    pub scorer: Scorer,
+}
+
+impl LoadedRun {
+    /// Reads configuration, vocabularies and weights of a run folder.
+    pub fn open(path: &Path, device: &Device) -> anyhow::Result<Self> {
+        let run = crate::train::run::RunFolder::open(path)?;
+        let config = run.read_config()?;
+        let encoder = Arc::new(FittedEncoder::load(&run.vocab_path())?);
+        let inputs = Inputs::new(encoder, &config, device)?;
+        let m = inputs.model(&config, config.train.eval_batch, false)?;
+        let specs = tensor_specs(&m.params);
+        let ck = checkpoint::load(&run.weights_path(), &specs)?;
+        let mut state = State::new(device);
+        from_tensors(&m.params, ck.tensors, &mut state)?;
+        let scorer = Scorer::new(&config, &inputs, device, &state)?;
+        Ok(LoadedRun { config, inputs, state, scorer })
+    }
+}

@@ -1,0 +1,380 @@
+//! The training loop: batches in, steps on a device, evaluation, early stopping, checkpoints.
+//!
+//! Nothing here knows which device it runs on, and nothing waits for it except where numbers are read: every
+//! `log_every` steps and at evaluations. The loop is an `async fn` so that a browser can run it too.
+
+use super::checkpoint::{self, CheckpointMeta, TensorSpec};
+use super::infer::{Inputs, Scorer, tensor_specs, to_tensors, upload};
+use super::run::{MetricsLog, RunFolder};
+use super::schedule::{Decay, Schedule};
+use super::step::{RUNNING, hyper, training_step};
+use crate::data::loader::{Loader, LoaderOptions, Order};
+use crate::data::metrics::Metrics;
+use crate::data::rows::Dataset;
+use crate::graph::exec::{Device, Program, State};
+use crate::model::config::{self, Config};
+use crate::model::params::Param;
+use anyhow::{Context, bail};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the loop reports while it runs.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Event {
+    /// Every `log_every` steps.
+    Step {
+        /// Steps done.
+        step: u64,
+        /// Steps of the whole run.
+        total_steps: u64,
+        /// Epoch, from 1.
+        epoch: usize,
+        /// Rows seen in this run.
+        rows: u64,
+        /// Mean training loss (cross-entropy, nats) since the last report.
+        loss: f64,
+        /// Dense learning rate of the last step.
+        lr: f64,
+        /// Global gradient norm of the last step, before clipping.
+        grad_norm: f64,
+        /// Rows a second since the last report.
+        rows_per_s: f64,
+        /// Seconds since the start of training.
+        seconds: f64,
+    },
+    /// After each evaluation.
+    Eval {
+        /// Steps done.
+        step: u64,
+        /// Epoch, from 1.
+        epoch: usize,
+        /// Metrics on the validation rows.
+        #[serde(flatten)]
+        metrics: Metrics,
+        /// Whether these are the best so far (lowest NE), and kept.
+        best: bool,
+        /// Seconds since the start of training.
+        seconds: f64,
+    },
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Always "summary".
+    pub r#type: &'static str,
+    /// Metrics of the best weights on the validation rows.
+    #[serde(flatten)]
+    pub metrics: Metrics,
+    /// Steps done, and the step of the best weights.
+    pub steps: u64,
+    /// Step of the best weights.
+    pub best_step: u64,
+    /// Epochs begun.
+    pub epochs: usize,
+    /// Whether patience ran out before the last epoch.
+    pub stopped_early: bool,
+    /// Training rows a pass.
+    pub train_rows: u64,
+    /// Trainable numbers.
+    pub parameters: usize,
+    /// Training rows a second, evaluation not counted.
+    pub rows_per_s: f64,
+    /// Seconds, all in all.
+    pub seconds: f64,
+    /// Name of the device.
+    pub device: String,
+    /// Seed.
+    pub seed: u64,
+}
+
+/// A run in progress.
+pub struct Trainer {
+    cfg: Config,
+    inputs: Inputs,
+    device: Device,
+    state: State,
+    program: Program,
+    scorer: Scorer,
+    params: Vec<Param>,
+    specs: Vec<TensorSpec>,
+    schedule: Schedule,
+    step: u64,
+    best: Option<(f64, u64, Metrics)>,
+    bad_evals: usize,
+}
+
+/// Positions in the training program's kept values.
+const NORM2: usize = 1;
+
+impl Trainer {
+    /// Builds and compiles; parameters start from the configuration's seed.
+    pub fn new(cfg: &Config, inputs: Inputs, device: &Device, train_rows: usize) -> anyhow::Result<Self> {
+        let t = &cfg.train;
+        let step = training_step(inputs.model(cfg, t.batch, true)?, t);
+        let mut state = State::new(device);
+        for p in &step.params {
+            state.set(&p.name, &p.initial(t.seed))?;
+        }
+        for (name, len) in &step.optimizer {
+            state.set(name, &vec![0.0; *len])?;
+        }
+        state.set(RUNNING, &[0.0])?;
+        let program =
+            Program::compile(device, &state, &step.graph, &[step.loss, step.norm2], "training step")?;
+        let scorer = Scorer::new(cfg, &inputs, device, &state)?;
+        let per_epoch = train_rows.div_ceil(t.batch) as u64;
+        let schedule = Schedule {
+            warmup: t.warmup as u64,
+            total: per_epoch * t.epochs as u64,
+            decay: match t.schedule {
+                config::Schedule::Constant => Decay::Constant,
+                config::Schedule::Cosine => Decay::Cosine { floor: 0.0 },
+                config::Schedule::Step => Decay::step(),
+            },
+        };
+        let specs = tensor_specs(&step.params);
+        Ok(Trainer {
+            cfg: cfg.clone(),
+            inputs,
+            device: device.clone(),
+            state,
+            program,
+            scorer,
+            params: step.params,
+            specs,
+            schedule,
+            step: 0,
+            best: None,
+            bad_evals: 0,
+        })
+    }
+
+    /// Trainable numbers.
+    pub fn parameters(&self) -> usize {
+        self.params.iter().map(|p| p.shape().len()).sum()
+    }
+
+    /// The training step's program, for reports.
+    pub fn program(&mut self) -> &mut Program {
+        &mut self.program
+    }
+
+    /// Steps of the whole run.
+    pub fn total_steps(&self) -> u64 {
+        self.schedule.total
+    }
+
+    /// Trains to the end, or until patience runs out. `report` gets every event and every batch's rows.
+    pub async fn run(
+        &mut self,
+        train: Arc<Dataset>,
+        valid: Arc<Dataset>,
+        run: &RunFolder,
+        report: &mut dyn Report,
+    ) -> anyhow::Result<Summary> {
+        let t = self.cfg.train.clone();
+        let mut log = run.metrics()?;
+        let begin = Instant::now();
+        let mut training = 0.0;
+        let mut rows = 0u64;
+        let mut stopped_early = false;
+        let mut epochs = 0;
+        let mut window = Window { begin: Instant::now(), rows: 0, steps: 0 };
+        'epochs: for epoch in 0..t.epochs {
+            epochs = epoch + 1;
+            let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
+            let mut loader = Loader::dataset(
+                train.clone(),
+                self.inputs.groups.clone(),
+                order,
+                LoaderOptions::new(t.batch),
+            )?;
+            while let Some(batch) = loader.next() {
+                let batch = batch?;
+                let factor = self.schedule.factor(self.step);
+                self.step += 1;
+                upload(&mut self.program, &batch)?;
+                self.program.set("hyper", &hyper(&t, self.step, factor))?;
+                self.program.run(&mut self.state).with_context(|| format!("step {}", self.step))?;
+                rows += batch.rows as u64;
+                window.rows += batch.rows as u64;
+                window.steps += 1;
+                report.batch(batch.rows);
+                loader.recycle(batch);
+                let last = self.step == self.schedule.total;
+                if self.step.is_multiple_of(t.log_every.max(1) as u64) || last {
+                    let e = self.log_step(&mut window, &mut training, epoch, rows, factor, begin).await?;
+                    log.append(&e)?;
+                    report.event(&e)?;
+                }
+                if t.checkpoint_every > 0 && self.step.is_multiple_of(t.checkpoint_every as u64) {
+                    self.save(&run.last_path(), None).await?;
+                }
+                if t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && !last {
+                    training += window.flush();
+                    let stop = self.evaluate(&valid, epoch, run, &mut log, report, begin).await?;
+                    window.begin = Instant::now();
+                    if stop {
+                        stopped_early = true;
+                        break 'epochs;
+                    }
+                }
+            }
+            training += window.flush();
+            let already =
+                t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && epochs < t.epochs;
+            if !already && self.evaluate(&valid, epoch, run, &mut log, report, begin).await? {
+                stopped_early = epochs < t.epochs;
+                break;
+            }
+            window.begin = Instant::now();
+        }
+        if t.checkpoint_every > 0 {
+            self.save(&run.last_path(), None).await?;
+        }
+        let (_, best_step, metrics) = self.best.clone().context("no evaluation took place")?;
+        let summary = Summary {
+            r#type: "summary",
+            metrics,
+            steps: self.step,
+            best_step,
+            epochs,
+            stopped_early,
+            train_rows: train.rows.len() as u64,
+            parameters: self.parameters(),
+            rows_per_s: rows as f64 / training.max(1e-9),
+            seconds: begin.elapsed().as_secs_f64(),
+            device: self.device.name(),
+            seed: t.seed,
+        };
+        log.append(&summary)?;
+        run.finish(&summary)?;
+        Ok(summary)
+    }
+
+    async fn log_step(
+        &mut self,
+        window: &mut Window,
+        training: &mut f64,
+        epoch: usize,
+        rows: u64,
+        factor: f64,
+        begin: Instant,
+    ) -> anyhow::Result<Event> {
+        let loss = self.state.get(&[RUNNING]).await?[0][0] as f64 / window.steps.max(1) as f64;
+        let norm2 = self.program.read(&[NORM2]).await?[0][0] as f64;
+        self.state.set(RUNNING, &[0.0])?;
+        if !loss.is_finite() {
+            let kept = match self.best {
+                Some((_, s, _)) => format!("the weights of step {s} are kept"),
+                None => "no weights were saved yet".into(),
+            };
+            bail!(
+                "the loss became {loss} between steps {} and {}; {kept}; lower train.lr or train.embedding_lr, or set train.clip",
+                self.step - window.steps,
+                self.step
+            );
+        }
+        let rows_in_window = window.rows;
+        let seconds = window.flush();
+        *training += seconds;
+        Ok(Event::Step {
+            step: self.step,
+            total_steps: self.schedule.total,
+            epoch: epoch + 1,
+            rows,
+            loss,
+            lr: self.cfg.train.lr * factor,
+            grad_norm: norm2.max(0.0).sqrt(),
+            rows_per_s: rows_in_window as f64 / seconds.max(1e-9),
+            seconds: begin.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// Evaluates, keeps the weights if they are the best; true if patience has run out.
+    async fn evaluate(
+        &mut self,
+        valid: &Arc<Dataset>,
+        epoch: usize,
+        run: &RunFolder,
+        log: &mut MetricsLog,
+        report: &mut dyn Report,
+        begin: Instant,
+    ) -> anyhow::Result<bool> {
+        let options = LoaderOptions::new(self.scorer.batch);
+        let mut loader =
+            Loader::dataset(valid.clone(), self.inputs.groups.clone(), Order::Sequential, options)?;
+        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| ()).await?;
+        // one class only: NE is undefined, the log loss decides
+        let score = metrics.ne.unwrap_or(metrics.logloss);
+        if !score.is_finite() {
+            bail!("the validation loss is not finite at step {}; lower train.lr", self.step);
+        }
+        let best = self.best.as_ref().is_none_or(|(b, ..)| score < *b);
+        if best {
+            self.best = Some((score, self.step, metrics.clone()));
+            self.bad_evals = 0;
+            self.save(&run.weights_path(), Some(&metrics)).await?;
+        } else {
+            self.bad_evals += 1;
+        }
+        let e = Event::Eval {
+            step: self.step,
+            epoch: epoch + 1,
+            metrics,
+            best,
+            seconds: begin.elapsed().as_secs_f64(),
+        };
+        log.append(&e)?;
+        report.event(&e)?;
+        Ok(self.cfg.train.patience > 0 && self.bad_evals >= self.cfg.train.patience)
+    }
+
+    async fn save(&self, path: &Path, metrics: Option<&Metrics>) -> anyhow::Result<()> {
+        let names: Vec<&str> = self.params.iter().map(|p| p.name.as_str()).collect();
+        let values = self.state.get(&names).await?;
+        let mut meta =
+            CheckpointMeta { step: self.step, seed: self.cfg.train.seed, ..CheckpointMeta::default() };
+        if let Some(ne) = metrics.and_then(|m| m.ne) {
+            meta.extra.insert("valid_ne".into(), ne.to_string());
+        }
+        checkpoint::save(path, &to_tensors(&self.specs, &self.params, &values), &meta)?;
+        Ok(())
+    }
+}
+
+/// What happened since the last report.
+struct Window {
+    begin: Instant,
+    rows: u64,
+    steps: u64,
+}
+
+impl Window {
+    /// Seconds of the window, which begins anew.
+    fn flush(&mut self) -> f64 {
+        let s = self.begin.elapsed().as_secs_f64();
+        *self = Window { begin: Instant::now(), rows: 0, steps: 0 };
+        s
+    }
+}
+
+/// Who watches a run.
+pub trait Report {
+    /// So many rows were trained on.
+    fn batch(&mut self, rows: usize);
+    /// A step was logged or an evaluation done.
+    fn event(&mut self, e: &Event) -> anyhow::Result<()>;
+}
+
+/// Nobody.
+impl Report for () {
+    fn batch(&mut self, _: usize) {}
+    fn event(&mut self, _: &Event) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+#!/bin/sh
+# What building and testing need, checked and, where that is simple, installed.
+#
+#   sh tools/setup.sh toolchain   cargo and a C compiler (make build, make demo)
+#   sh tools/setup.sh all         the same, and a Vulkan driver (make test)
+#
+# A missing cargo or C compiler is an error, because nothing can be built. A missing Vulkan driver is
+# not: the CPU executor needs none, and the tests of the shaders say that they were skipped.
+# Nothing is done where nothing is missing.
+set -eu
+
+wanted=${1:-all}
+
+say() { echo "setup: $*" >&2; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+can_install() {
+    have apt-get && { [ "$(id -u)" = 0 ] || { have sudo && sudo -n true 2>/dev/null; }; }
+}
+
+updated=
+apt_install() {
+    can_install || return 1
+    say "installing $* (apt)"
+    if [ -z "$updated" ]; then
+        # An unreachable extra repository is no reason to stop: the packages are Debian's own.
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q >&2 || say "apt-get update failed; trying all the same"
+        updated=yes
+    fi
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" >&2
+}
+
+# A Vulkan driver (ICD) is a JSON file in one of the loader's folders.
+vulkan_driver() {
+    [ -z "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}" ] || return 0
+    for folder in /usr/share/vulkan/icd.d /usr/local/share/vulkan/icd.d /etc/vulkan/icd.d \
+        "${XDG_DATA_HOME:-${HOME:-/nonexistent}/.local/share}/vulkan/icd.d"; do
+        for file in "$folder"/*.json; do
+            [ -e "$file" ] && return 0
+        done
+    done
+    return 1
+}
+
+vulkan_loader() {
+    for folder in /usr/lib /usr/lib64 /usr/local/lib /lib; do
+        for file in "$folder"/libvulkan.so.1 "$folder"/*-linux-*/libvulkan.so.1; do
+            [ -e "$file" ] && return 0
+        done
+    done
+    return 1
+}
+
+if ! have cargo; then
+    if [ -x "${CARGO_HOME:-${HOME:-/nonexistent}/.cargo}/bin/cargo" ]; then
+        say "cargo is installed but not on PATH; run: . \"${CARGO_HOME:-$HOME/.cargo}/env\""
+    else
+        say "cargo is missing; install Rust 1.90 or newer from https://rustup.rs and run this again"
+    fi
+    exit 1
+fi
+
+if ! have cc && ! have gcc && ! have clang; then
+    apt_install gcc libc6-dev make || true
+    if ! have cc; then
+        say "no C compiler (cc); install one (Debian, Ubuntu: apt install build-essential; macOS: xcode-select --install)"
+        exit 1
+    fi
+fi
+
+[ "$wanted" = all ] || exit 0
+
+# macOS has Metal and Windows DirectX 12.
+[ "$(uname -s)" = Linux ] || exit 0
+
+if ! vulkan_driver || ! vulkan_loader; then
+    if ! apt_install mesa-vulkan-drivers libvulkan1; then
+        say "no Vulkan driver found, and it cannot be installed from here; the tests of the shaders will be skipped"
+        say "to have them: Debian, Ubuntu: apt install mesa-vulkan-drivers libvulkan1; Fedora: dnf install mesa-vulkan-drivers vulkan-loader; Arch: pacman -S vulkan-swrast vulkan-icd-loader"
+    fi
+fi
