@@ -1,6 +1,7 @@
 //! What the operations on residual streams share: the dispatch on the number of streams `n` (1 to 8, a
 //! constant in the inner loops), and the unrolling of shader templates over it.
 
+use pulp::Simd;
 use std::fmt::Write;
 
 /// The most residual streams that the operations support.
@@ -23,6 +24,36 @@ macro_rules! by_streams {
         }
     };
 }
+
+/// `x` as `N` consecutive rows of equal length.
+#[inline(always)]
+pub fn split<const N: usize>(x: &[f32]) -> [&[f32]; N] {
+    let d = x.len() / N;
+    let mut rows = [x; N];
+    for (i, r) in rows.iter_mut().enumerate() {
+        *r = &x[i * d..(i + 1) * d];
+    }
+    rows
+}
+
+/// The vector that starts at element `at`; with `FULL` it is known to be there, else the row may end in it.
+#[inline(always)]
+pub fn load<S: Simd, const FULL: bool>(simd: S, x: &[f32], at: usize) -> S::f32s {
+    if FULL { S::as_simd_f32s(&x[at..at + S::F32_LANES]).0[0] } else { simd.partial_load_f32s(&x[at..]) }
+}
+
+/// Writes what [`load`] reads.
+#[inline(always)]
+pub fn store<S: Simd, const FULL: bool>(simd: S, y: &mut [f32], at: usize, v: S::f32s) {
+    if FULL {
+        S::as_mut_simd_f32s(&mut y[at..at + S::F32_LANES]).0[0] = v;
+    } else {
+        simd.partial_store_f32s(&mut y[at..], v);
+    }
+}
+
+/// Tokens of one task: a fixed number, so that results do not depend on the number of threads.
+pub const TOKENS_PER_TASK: usize = 256;
 
 /// Unrolls a shader template over `n` streams.
 ///

@@ -254,8 +254,10 @@ fn whole(c: &Case) -> Built {
         let s = match pooled {
             None => SparseIndex::plain(&these),
             Some(p) => {
-                let offsets: Vec<u32> = c.get(&format!("offsets_{name}")).data.iter().map(|x| *x as u32).collect();
-                let s = SparseIndex::bags(&these, &offsets, None, if p.mean { Pool::Mean } else { Pool::Sum });
+                let offsets: Vec<u32> =
+                    c.get(&format!("offsets_{name}")).data.iter().map(|x| *x as u32).collect();
+                let s =
+                    SparseIndex::bags(&these, &offsets, None, if p.mean { Pool::Mean } else { Pool::Sum });
                 ids.push((n.offsets, offsets));
                 floats.push((n.scale, s.scale.iter().map(|x| *x as f64).collect()));
                 s
@@ -274,7 +276,8 @@ fn whole(c: &Case) -> Built {
     let features = FeatureSpec { numeric: num_mlp[0], tables };
     let m = model(&cfg, &features, batch, true, 0.01, 0.0).unwrap_or_else(|e| panic!("{}: {e}", c.name));
 
-    let mut outputs = vec![("loss".to_string(), m.loss), ("aux.logit".into(), m.logits), ("aux.X0".into(), m.x0)];
+    let mut outputs =
+        vec![("loss".to_string(), m.loss), ("aux.logit".into(), m.logits), ("aux.X0".into(), m.x0)];
     for (t, k) in m.coefficients.iter().enumerate() {
         for (n, x) in [("pre", k.pre), ("post", k.post), ("res", k.res)] {
             outputs.push((format!("aux.layer{t}.{n}"), x.expect("learned")));
