@@ -91,7 +91,7 @@ pub fn rows_per_task(width: usize) -> usize {
 pub fn par_rows<T: Real>(out: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Send + Sync) {
     let block = rows_per_task(width);
     out.par_chunks_mut(block * width).enumerate().for_each(|(i, c)| {
-        super::real::simd(
+        T::simd(
             #[inline(always)]
             || f(i * block, c),
         )
@@ -108,7 +108,7 @@ pub fn par_rows2<T: Real>(
 ) {
     let block = rows_per_task(w0.max(w1));
     a.par_chunks_mut(block * w0).zip(b.par_chunks_mut(block * w1)).enumerate().for_each(|(i, (x, y))| {
-        super::real::simd(
+        T::simd(
             #[inline(always)]
             || f(i * block, x, y),
         )
@@ -128,7 +128,7 @@ pub fn par_reduce_rows<T: Real>(
         .into_par_iter()
         .map(|i| {
             let mut p = vec![T::ZERO; out.len()];
-            super::real::simd(
+            T::simd(
                 #[inline(always)]
                 || f(i * per_task..((i + 1) * per_task).min(rows), &mut p),
             );

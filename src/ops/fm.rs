@@ -3,7 +3,7 @@
 
 use super::copy::{typed, unit, words};
 use super::cpu::{par_rows, rows_per_task};
-use super::real::simd;
+
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -31,7 +31,7 @@ impl Fm {
         // tasks by what is read, not by what is written
         let rows = rows_per_task(md);
         out.par_chunks_mut(rows * d).zip(x.par_chunks(rows * md)).for_each(|(out, x)| {
-            simd(
+            T::simd(
                 #[inline(always)]
                 || {
                     let mut squares = vec![T::ZERO; d];

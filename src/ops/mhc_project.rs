@@ -150,7 +150,7 @@ impl MhcProject {
             let s = &s[b * BLOCK * k..][..rows * k];
             raw.resize(rows * w, T::ZERO);
             product((rows, w, k), (s, k, 1), (phi, w, 1), raw, w, false);
-            super::real::simd(|| {
+            T::simd(|| {
                 for (ms, s) in ms.iter_mut().zip(s.chunks_exact(k)) {
                     *ms = super::real::dot(s, s) * scale;
                 }
@@ -198,7 +198,7 @@ impl MhcProjectGrad {
             }
             let mut begun = self.accumulate;
             if let Some((dms, s)) = square {
-                super::real::simd(|| {
+                T::simd(|| {
                     let tokens = ds.chunks_exact_mut(k).zip(s[at * k..].chunks_exact(k)).zip(&dms[at..]);
                     for ((y, x), m) in tokens {
                         let f = scale * *m;

@@ -6,7 +6,7 @@
 //! What changes from step to step is one small float input, [`hyper`]; what does not is in the operation.
 
 use super::copy::{typed, unit, words};
-use super::real::simd;
+
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -157,7 +157,7 @@ impl AdamW {
             .zip(v.par_chunks_mut(CHUNK))
             .zip(c.input(3).par_chunks(CHUNK))
             .for_each(|(((t, m), v), g)| {
-                simd(
+                T::simd(
                     #[inline(always)]
                     || adam(step, t, m, v, g),
                 )

@@ -9,7 +9,7 @@
 use super::copy::{typed, unit, words};
 use super::cpu::rows_per_task;
 use super::optim::{Adam, HYPER, adam, clip_factor};
-use super::real::{dot, simd};
+use super::real::dot;
 use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -42,7 +42,7 @@ fn for_rows<T: Real, const K: usize>(
         tasks.push(mine);
     }
     tasks.into_par_iter().zip(live.par_chunks(block)).enumerate().for_each(|(i, (mut mine, ids))| {
-        simd(
+        T::simd(
             #[inline(always)]
             || {
                 for (j, &id) in ids.iter().enumerate() {

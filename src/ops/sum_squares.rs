@@ -2,7 +2,7 @@
 //! global norm of the gradients. Deterministic; partial sums are short, so that it is right to 1e-6 in f32.
 
 use super::copy::{sum_kernel, typed, words};
-use super::real::{dot, simd};
+use super::real::dot;
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -26,7 +26,7 @@ impl SumSquares {
         let parts: Vec<f64> = chunks
             .par_iter()
             .map(|x| {
-                simd(
+                T::simd(
                     #[inline(always)]
                     || squares(x),
                 )

@@ -258,8 +258,13 @@ fn whole(c: &Case) -> Built {
                     c.get(&format!("offsets_{name}")).data.iter().map(|x| *x as u32).collect();
                 let s =
                     SparseIndex::bags(&these, &offsets, None, if p.mean { Pool::Mean } else { Pool::Sum });
+                // 1/len at full precision: the index holds it in f32
+                let scale = |&bag: &u32| {
+                    let len = offsets[bag as usize + 1] - offsets[bag as usize];
+                    if p.mean { 1.0 / f64::from(len.max(1)) } else { 1.0 }
+                };
+                floats.push((n.scale, s.order.iter().map(scale).collect()));
                 ids.push((n.offsets, offsets));
-                floats.push((n.scale, s.scale.iter().map(|x| *x as f64).collect()));
                 s
             }
         };
