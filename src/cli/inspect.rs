@@ -55,7 +55,11 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let mut largest: Vec<(String, usize)> = vec![];
     for p in &m.params {
         let n = p.shape().len();
-        if let Kind::Embedding(_) = p.kind { embedding += n } else { dense += n }
+        if let Kind::Embedding(_) = p.kind {
+            embedding += n
+        } else {
+            dense += n
+        }
         largest.push((format!("{} {}", p.name, p.shape()), n));
     }
     let step = training_step(m, &cfg.train);
@@ -138,7 +142,10 @@ fn print(i: &Inspection, largest: &mut [(String, usize)]) -> anyhow::Result<()> 
     for (name, n) in largest.iter().take(5) {
         output::line(&format!("    {:>12}  {name}", group(*n as u64)))?;
     }
-    line("FLOPs a training step", format!("{:.3} G ({:.1} k an example)", i.flops_per_step / 1e9, i.flops_per_example / 1e3))?;
+    line(
+        "FLOPs a training step",
+        format!("{:.3} G ({:.1} k an example)", i.flops_per_step / 1e9, i.flops_per_example / 1e3),
+    )?;
     line("bytes moved a step", human_bytes(i.bytes_per_step as u64))?;
     line(
         "memory, planned",
@@ -151,7 +158,10 @@ fn print(i: &Inspection, largest: &mut [(String, usize)]) -> anyhow::Result<()> 
     )?;
     line("operations, dispatches", format!("{}, {}", i.nodes, i.dispatches))?;
     output::line("")?;
-    output::line(&format!("{:<26} {:>6} {:>12} {:>12} {:>12}", "operation", "nodes", "MFLOP", "read MB", "written MB"))?;
+    output::line(&format!(
+        "{:<26} {:>6} {:>12} {:>12} {:>12}",
+        "operation", "nodes", "MFLOP", "read MB", "written MB"
+    ))?;
     for o in &i.operations {
         output::line(&format!(
             "{:<26} {:>6} {:>12.2} {:>12.2} {:>12.2}",

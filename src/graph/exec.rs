@@ -192,7 +192,11 @@ impl Program {
                 let total: f64 = by_op.iter().map(|x| x.2).sum();
                 let mut s = format!("{:<32} {:>6} {:>12} {:>7}\n", "operation", "nodes", "total ms", "share");
                 for (name, n, t) in by_op {
-                    s += &format!("{name:<32} {n:>6} {:>12.2} {:>6.1}%\n", t * 1e3, 100.0 * t / total.max(1e-12));
+                    s += &format!(
+                        "{name:<32} {n:>6} {:>12.2} {:>6.1}%\n",
+                        t * 1e3,
+                        100.0 * t / total.max(1e-12)
+                    );
                 }
                 Ok(s)
             }

@@ -137,7 +137,8 @@ pub fn model(
             collapse(b, s, res.collapse)
         }
     });
-    let x = if res.mode != ResidualMode::Shortcut && res.final_norm { b.layer_norm("final_norm", x) } else { x };
+    let x =
+        if res.mode != ResidualMode::Shortcut && res.final_norm { b.layer_norm("final_norm", x) } else { x };
 
     let logits = b.scoped("head", |b| {
         let flat = x.reshaped([batch, x.dim(1) * d]);

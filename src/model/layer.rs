@@ -7,11 +7,8 @@ use crate::graph::Tensor;
 
 /// The ensemble of a layer's modules: `X[B, m, d]` → `[B, l_out, d]` (eq. 2), with each module's contribution.
 pub fn ensemble(b: &mut Builder<'_>, plan: &LayerPlan, x: Tensor) -> (Tensor, Vec<Tensor>) {
-    let parts: Vec<Tensor> = plan
-        .modules
-        .iter()
-        .map(|p| b.scoped(p.name.clone(), |b| module(b, &p.kind, x, p.slots)))
-        .collect();
+    let parts: Vec<Tensor> =
+        plan.modules.iter().map(|p| b.scoped(p.name.clone(), |b| module(b, &p.kind, x, p.slots))).collect();
     let k = parts.len();
     let y = match plan.ensemble {
         Ensemble::Concat => b.g.concat(&parts, 1),
@@ -40,7 +37,8 @@ fn sum(b: &mut Builder<'_>, parts: &[Tensor]) -> Tensor {
 /// else a slot mix. Also returns the modules' contributions.
 pub fn shortcut_layer(b: &mut Builder<'_>, plan: &LayerPlan, x: Tensor) -> (Tensor, Vec<Tensor>) {
     let (y, parts) = ensemble(b, plan, x);
-    let s = if plan.shortcut_weight { b.scoped("shortcut", |b| slot_mix(b, "w", x, plan.slots_out)) } else { x };
+    let s =
+        if plan.shortcut_weight { b.scoped("shortcut", |b| slot_mix(b, "w", x, plan.slots_out)) } else { x };
     let y = b.g.add(y, s);
     (b.layer_norm("ln", y), parts)
 }

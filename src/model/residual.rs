@@ -56,9 +56,8 @@ pub fn stream_layer(
 
     // with a change of slots, the streams are mixed to l tokens first and post is computed from those
     let l = plan.slots_out;
-    let mix = plan.shortcut_weight.then(|| {
-        b.scoped("shortcut", |b| b.weight("w", &[m, l], Init::glorot(m, l)))
-    });
+    let mix =
+        plan.shortcut_weight.then(|| b.scoped("shortcut", |b| b.weight("w", &[m, l], Init::glorot(m, l))));
     let mixed = mix.map(|w| b.g.slot_mix(s.reshaped([bt, m, n * d]), w).reshaped([bt * l, n, d]));
 
     let on_input = weights.coefficients(b, cfg, st);
@@ -137,14 +136,13 @@ impl Weights {
                 let b_pre = if n == 1 { 20.0 } else { -((n - 1) as f64).ln() };
                 let mut init = vec![b_pre as f32; n];
                 init.extend(vec![0.0; n]);
-                init.extend((0..n * n).map(|k| if k / n == k % n { 0.0 } else { cfg.res_off_diagonal as f32 }));
+                init.extend(
+                    (0..n * n).map(|k| if k / n == k % n { 0.0 } else { cfg.res_off_diagonal as f32 }),
+                );
                 let bias = b.param("b", &[k], Init::Values(init), Kind::NoDecay);
                 let alpha = [0, 1, 2].map(|i| b.g.slice(alpha, 0, i, 1));
-                let bias = [
-                    b.g.slice(bias, 0, 0, n),
-                    b.g.slice(bias, 0, n, n),
-                    b.g.slice(bias, 0, 2 * n, n * n),
-                ];
+                let bias =
+                    [b.g.slice(bias, 0, 0, n), b.g.slice(bias, 0, n, n), b.g.slice(bias, 0, 2 * n, n * n)];
                 Weights::Mhc { phi, alpha, bias }
             }),
         }

@@ -439,7 +439,7 @@ impl AttentionGrad {
             .zip(dv.par_chunks_mut(block * row))
             .enumerate()
             .for_each(|(i, ((dq, dk), dv))| {
-                super::real::simd(
+                T::simd(
                     #[inline(always)]
                     || {
                         let (lo, hi) = (i * block * row, i * block * row + dq.len());

@@ -78,39 +78,51 @@ impl Conv2d {
 
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         let (x, k) = (c.input(0), c.input(1));
-        let (m, d, ch, w) = (self.m, self.d, self.channels, self.frame_width());
-        let size = self.km * self.kd;
-        let each = m * ch * d;
-        par_rows(c.output(0), each, |first, out| {
-            let mut frame = self.frame(1);
-            for (e, out) in out.chunks_exact_mut(each).enumerate() {
-                self.fill(&mut frame, 1, &x[(first + e) * m * d..][..m * d]);
-                for (i, out) in out.chunks_exact_mut(ch * d).enumerate() {
-                    for c0 in (0..d).step_by(LANES) {
-                        let n = LANES.min(d - c0);
-                        let frame = &frame[i * w + c0..];
-                        let mut f = 0;
-                        while f < ch {
-                            let k = &k[f * size..];
-                            if f + ROWS <= ch {
-                                for (q, t) in self.tile::<T, ROWS>(frame, k).iter().enumerate() {
-                                    out[(f + q) * d + c0..][..n].copy_from_slice(&t[..n]);
-                                }
-                                f += ROWS;
-                            } else {
-                                let t = self.tile::<T, 1>(frame, k);
-                                out[f * d + c0..][..n].copy_from_slice(&t[0][..n]);
-                                f += 1;
-                            }
-                        }
-                    }
+        let (m, d) = (self.m, self.d);
+        let each = m * self.channels * d;
+        par_rows(
+            c.output(0),
+            each,
+            #[inline(always)]
+            |first, out| {
+                let mut frame = self.frame(1);
+                for (e, out) in out.chunks_exact_mut(each).enumerate() {
+                    correlate(self, &x[(first + e) * m * d..][..m * d], k, &mut frame, out);
                 }
-            }
-        });
+            },
+        );
     }
 
     fn macs(&self, batch: usize) -> f64 {
         (2 * batch * self.m * self.d * self.channels * self.km * self.kd) as f64
+    }
+}
+
+/// y `[m, channels, d]` of one image.
+#[inline(always)]
+fn correlate<T: Real>(conv: &Conv2d, x: &[T], k: &[T], frame: &mut [T], out: &mut [T]) {
+    let (d, ch, w) = (conv.d, conv.channels, conv.frame_width());
+    let size = conv.km * conv.kd;
+    conv.fill(frame, 1, x);
+    for (i, out) in out.chunks_exact_mut(ch * d).enumerate() {
+        for c0 in (0..d).step_by(LANES) {
+            let n = LANES.min(d - c0);
+            let frame = &frame[i * w + c0..];
+            let mut f = 0;
+            while f < ch {
+                let k = &k[f * size..];
+                if f + ROWS <= ch {
+                    for (q, t) in conv.tile::<T, ROWS>(frame, k).iter().enumerate() {
+                        out[(f + q) * d + c0..][..n].copy_from_slice(&t[..n]);
+                    }
+                    f += ROWS;
+                } else {
+                    let t = conv.tile::<T, 1>(frame, k);
+                    out[f * d + c0..][..n].copy_from_slice(&t[0][..n]);
+                    f += 1;
+                }
+            }
+        }
     }
 }
 
@@ -183,30 +195,42 @@ impl Conv2dGradInput {
 
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         let (dy, k) = (c.input(0), c.input(1));
-        let (m, d, ch, w) = (self.0.m, self.0.d, self.0.channels, self.0.frame_width());
-        par_rows(c.output(0), m * d, |first, out| {
-            let mut frame = self.0.frame(ch);
-            for (e, out) in out.chunks_exact_mut(m * d).enumerate() {
-                self.0.fill(&mut frame, ch, &dy[(first + e) * m * ch * d..][..m * ch * d]);
-                for c0 in (0..d).step_by(LANES) {
-                    let n = LANES.min(d - c0);
-                    let mut i = 0;
-                    while i < m {
-                        let frame = &frame[i * ch * w + c0..];
-                        if i + ROWS <= m {
-                            for (q, t) in self.tile::<T, ROWS>(frame, k).iter().enumerate() {
-                                out[(i + q) * d + c0..][..n].copy_from_slice(&t[..n]);
-                            }
-                            i += ROWS;
-                        } else {
-                            let t = self.tile::<T, 1>(frame, k);
-                            out[i * d + c0..][..n].copy_from_slice(&t[0][..n]);
-                            i += 1;
-                        }
-                    }
+        let (m, d, ch) = (self.0.m, self.0.d, self.0.channels);
+        par_rows(
+            c.output(0),
+            m * d,
+            #[inline(always)]
+            |first, out| {
+                let mut frame = self.0.frame(ch);
+                for (e, out) in out.chunks_exact_mut(m * d).enumerate() {
+                    image_grad(self, &dy[(first + e) * m * ch * d..][..m * ch * d], k, &mut frame, out);
                 }
+            },
+        );
+    }
+}
+
+/// dX `[m, d]` of one image.
+#[inline(always)]
+fn image_grad<T: Real>(op: &Conv2dGradInput, dy: &[T], k: &[T], frame: &mut [T], out: &mut [T]) {
+    let (m, d, ch, w) = (op.0.m, op.0.d, op.0.channels, op.0.frame_width());
+    op.0.fill(frame, ch, dy);
+    for c0 in (0..d).step_by(LANES) {
+        let n = LANES.min(d - c0);
+        let mut i = 0;
+        while i < m {
+            let frame = &frame[i * ch * w + c0..];
+            if i + ROWS <= m {
+                for (q, t) in op.tile::<T, ROWS>(frame, k).iter().enumerate() {
+                    out[(i + q) * d + c0..][..n].copy_from_slice(&t[..n]);
+                }
+                i += ROWS;
+            } else {
+                let t = op.tile::<T, 1>(frame, k);
+                out[i * d + c0..][..n].copy_from_slice(&t[0][..n]);
+                i += 1;
             }
-        });
+        }
     }
 }
 
@@ -255,36 +279,77 @@ impl Conv2dGradKernel {
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         let (dy, x) = (c.input(0), c.input(1));
         let conv = &self.0;
-        let (m, d, ch, w) = (conv.m, conv.d, conv.channels, conv.frame_width());
-        let size = conv.km * conv.kd;
+        let (m, d, ch) = (conv.m, conv.d, conv.channels);
         let batch = x.len() / (m * d);
-        par_reduce_rows(batch, 8, c.output(0), |examples, part| {
-            let mut frame = conv.frame(1);
-            let mut lanes = vec![[T::ZERO; LANES]; ch * size];
-            let mut g = vec![T::ZERO; padded(d)];
-            for e in examples {
-                conv.fill(&mut frame, 1, &x[e * m * d..][..m * d]);
-                for (r, dy) in dy[e * m * ch * d..][..m * ch * d].chunks_exact(d).enumerate() {
-                    let (i, f) = (r / ch, r % ch);
-                    g[..d].copy_from_slice(dy);
-                    for (c0, g) in g.as_chunks::<LANES>().0.iter().enumerate() {
-                        let lanes = &mut lanes[f * size..(f + 1) * size];
-                        for (u, lanes) in lanes.chunks_exact_mut(conv.kd).enumerate() {
-                            let row = &frame[(i + u) * w + c0 * LANES..];
-                            for (v, s) in lanes.iter_mut().enumerate() {
-                                let x: &[T; LANES] = row[v..].first_chunk().expect("inside the frame");
-                                for l in 0..LANES {
-                                    s[l] += g[l] * x[l];
+        par_reduce_rows(
+            batch,
+            8,
+            c.output(0),
+            #[inline(always)]
+            |examples, part| {
+                let mut frame = conv.frame(1);
+                let mut lanes = vec![[T::ZERO; LANES]; ch * conv.km * conv.kd];
+                let mut row = vec![T::ZERO; padded(d)];
+                for e in examples {
+                    let (dy, x) = (&dy[e * m * ch * d..][..m * ch * d], &x[e * m * d..][..m * d]);
+                    kernel_grad(conv, dy, x, &mut frame, &mut row, &mut lanes);
+                }
+                for (p, s) in part.iter_mut().zip(&lanes) {
+                    *p += super::real::sum(s);
+                }
+            },
+        );
+    }
+}
+
+/// Adds one image's dK, sixteen partial sums an element.
+#[inline(always)]
+fn kernel_grad<T: Real>(
+    conv: &Conv2d,
+    dy: &[T],
+    x: &[T],
+    frame: &mut [T],
+    row: &mut [T],
+    lanes: &mut [[T; LANES]],
+) {
+    let (d, ch, w, kd) = (conv.d, conv.channels, conv.frame_width(), conv.kd);
+    conv.fill(frame, 1, x);
+    for f in 0..ch {
+        for u in 0..conv.km {
+            // up to five columns of the kernel at a time stay in registers over the whole image
+            let mut v = 0;
+            while v < kd {
+                let to = &mut lanes[(f * conv.km + u) * kd + v..];
+                macro_rules! columns {
+                    ($n:literal) => {{
+                        let mut acc = [[T::ZERO; LANES]; $n];
+                        for (i, dy) in dy.chunks_exact(d).skip(f).step_by(ch).enumerate() {
+                            row[..d].copy_from_slice(dy);
+                            for (c0, g) in row.as_chunks::<LANES>().0.iter().enumerate() {
+                                let x = &frame[(i + u) * w + c0 * LANES + v..];
+                                for q in 0..$n {
+                                    let x: &[T; LANES] = x[q..].first_chunk().expect("inside the frame");
+                                    for l in 0..LANES {
+                                        acc[q][l] += g[l] * x[l];
+                                    }
                                 }
                             }
                         }
-                    }
+                        for (to, acc) in to.iter_mut().zip(&acc) {
+                            for l in 0..LANES {
+                                to[l] += acc[l];
+                            }
+                        }
+                        v += $n;
+                    }};
+                }
+                match kd - v {
+                    5.. => columns!(5),
+                    3.. => columns!(3),
+                    _ => columns!(1),
                 }
             }
-            for (p, s) in part.iter_mut().zip(&lanes) {
-                *p += super::real::sum(s);
-            }
-        });
+        }
     }
 }
 

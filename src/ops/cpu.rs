@@ -90,7 +90,12 @@ pub fn rows_per_task(width: usize) -> usize {
 /// Runs `f(first_row, rows)` over consecutive blocks of `out`, `width` elements a row, on all threads.
 pub fn par_rows<T: Real>(out: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Send + Sync) {
     let block = rows_per_task(width);
-    out.par_chunks_mut(block * width).enumerate().for_each(|(i, c)| super::real::simd(#[inline(always)] || f(i * block, c)));
+    out.par_chunks_mut(block * width).enumerate().for_each(|(i, c)| {
+        T::simd(
+            #[inline(always)]
+            || f(i * block, c),
+        )
+    });
 }
 
 /// The same over two outputs that advance together (`w0` and `w1` elements a row).
@@ -102,10 +107,12 @@ pub fn par_rows2<T: Real>(
     f: impl Fn(usize, &mut [T], &mut [T]) + Send + Sync,
 ) {
     let block = rows_per_task(w0.max(w1));
-    a.par_chunks_mut(block * w0)
-        .zip(b.par_chunks_mut(block * w1))
-        .enumerate()
-        .for_each(|(i, (x, y))| super::real::simd(#[inline(always)] || f(i * block, x, y)));
+    a.par_chunks_mut(block * w0).zip(b.par_chunks_mut(block * w1)).enumerate().for_each(|(i, (x, y))| {
+        T::simd(
+            #[inline(always)]
+            || f(i * block, x, y),
+        )
+    });
 }
 
 /// Sums over rows: splits `rows` in fixed chunks, lets `f(range, partial)` add into a zeroed partial of
@@ -121,7 +128,10 @@ pub fn par_reduce_rows<T: Real>(
         .into_par_iter()
         .map(|i| {
             let mut p = vec![T::ZERO; out.len()];
-            super::real::simd(#[inline(always)] || f(i * per_task..((i + 1) * per_task).min(rows), &mut p));
+            T::simd(
+                #[inline(always)]
+                || f(i * per_task..((i + 1) * per_task).min(rows), &mut p),
+            );
             p
         })
         .collect();

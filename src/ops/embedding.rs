@@ -147,21 +147,26 @@ impl PooledGather {
         let weights = self.weighted.then(|| c.input(3));
         let out = c.output(0);
         let d = out.len() / (offsets.len() - 1);
-        par_rows(out, d, |first, out| {
-            for (o, w) in out.chunks_exact_mut(d).zip(offsets[first..].windows(2)) {
-                let (begin, end) = (w[0] as usize, w[1] as usize);
-                o.fill(T::ZERO);
-                for (k, &id) in ids[begin..end].iter().enumerate() {
-                    axpy(weights.map_or(T::ONE, |w| w[begin + k]), row(table, d, id), o);
-                }
-                if self.pool == Pool::Mean && end > begin + 1 {
-                    let f = T::ONE / T::of((end - begin) as f64);
-                    for o in o {
-                        *o *= f;
+        par_rows(
+            out,
+            d,
+            #[inline(always)]
+            |first, out| {
+                for (o, w) in out.chunks_exact_mut(d).zip(offsets[first..].windows(2)) {
+                    let (begin, end) = (w[0] as usize, w[1] as usize);
+                    o.fill(T::ZERO);
+                    for (k, &id) in ids[begin..end].iter().enumerate() {
+                        axpy(weights.map_or(T::ONE, |w| w[begin + k]), row(table, d, id), o);
+                    }
+                    if self.pool == Pool::Mean && end > begin + 1 {
+                        let f = T::ONE / T::of((end - begin) as f64);
+                        for o in o {
+                            *o *= f;
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
     }
 }
 

@@ -23,34 +23,50 @@ impl EmbeddingGrad {
         let scale = (c.n_inputs() > 3).then(|| c.input(3));
         let out = c.output(0);
         let d = out.len() / order.len();
-        par_rows(out, d, |first, out| {
-            for (o, w) in out.chunks_exact_mut(d).zip(segments[first..].windows(2)) {
-                let (begin, end) = (w[0] as usize, w[1] as usize);
-                let mut run = order[begin..end].iter().map(|&r| &dy[r as usize * d..][..d]);
-                match scale {
-                    // a run of one, by far the most frequent, is a copy
-                    None => match run.next() {
-                        Some(x) => o.copy_from_slice(x),
-                        None => o.fill(T::ZERO),
-                    },
-                    Some(_) => o.fill(T::ZERO),
+        par_rows(
+            out,
+            d,
+            #[inline(always)]
+            |first, out| {
+                sum_segments(dy, order, &segments[first..], scale, d, out);
+            },
+        );
+    }
+}
+
+/// Rows of G, one a segment.
+#[inline(always)]
+fn sum_segments<T: Real>(
+    dy: &[T],
+    order: &[u32],
+    segments: &[u32],
+    scale: Option<&[T]>,
+    d: usize,
+    out: &mut [T],
+) {
+    for (o, w) in out.chunks_exact_mut(d).zip(segments.windows(2)) {
+        let (begin, end) = (w[0] as usize, w[1] as usize);
+        let mut run = order[begin..end].iter().map(|&r| &dy[r as usize * d..][..d]);
+        match scale {
+            None => {
+                // a run of one, by far the most frequent, is a copy
+                match run.next() {
+                    Some(x) => o.copy_from_slice(x),
+                    None => o.fill(T::ZERO),
                 }
-                match scale {
-                    None => {
-                        for x in run {
-                            for (o, x) in o.iter_mut().zip(x) {
-                                *o += *x;
-                            }
-                        }
-                    }
-                    Some(s) => {
-                        for (x, s) in run.zip(&s[begin..end]) {
-                            axpy(*s, x, o);
-                        }
+                for x in run {
+                    for (o, x) in o.iter_mut().zip(x) {
+                        *o += *x;
                     }
                 }
             }
-        });
+            Some(s) => {
+                o.fill(T::ZERO);
+                for (x, s) in run.zip(&s[begin..end]) {
+                    axpy(*s, x, o);
+                }
+            }
+        }
     }
 }
 

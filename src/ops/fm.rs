@@ -3,7 +3,7 @@
 
 use super::copy::{typed, unit, words};
 use super::cpu::{par_rows, rows_per_task};
-use super::real::simd;
+
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -31,24 +31,50 @@ impl Fm {
         // tasks by what is read, not by what is written
         let rows = rows_per_task(md);
         out.par_chunks_mut(rows * d).zip(x.par_chunks(rows * md)).for_each(|(out, x)| {
-            simd(|| {
-                let half = T::of(0.5);
-                let mut squares = vec![T::ZERO; d];
-                for (out, x) in out.chunks_exact_mut(d).zip(x.chunks_exact(md)) {
-                    out.fill(T::ZERO);
-                    squares.fill(T::ZERO);
-                    for x in x.chunks_exact(d) {
-                        for ((s, q), x) in out.iter_mut().zip(&mut squares).zip(x) {
-                            *s += *x;
-                            *q += *x * *x;
-                        }
+            T::simd(
+                #[inline(always)]
+                || {
+                    let mut squares = vec![T::ZERO; d];
+                    for (out, x) in out.chunks_exact_mut(d).zip(x.chunks_exact(md)) {
+                        pair_sum(x, &mut squares, out);
                     }
-                    for (s, q) in out.iter_mut().zip(&squares) {
-                        *s = half * (*s * *s - *q);
-                    }
-                }
-            })
+                },
+            )
         });
+    }
+}
+
+/// ½[(Σ_i x_i)² − Σ_i x_i²] of one example.
+#[inline(always)]
+fn pair_sum<T: Real>(x: &[T], squares: &mut [T], out: &mut [T]) {
+    let half = T::of(0.5);
+    out.fill(T::ZERO);
+    squares.fill(T::ZERO);
+    for x in x.chunks_exact(out.len()) {
+        for ((s, q), x) in out.iter_mut().zip(&mut *squares).zip(x) {
+            *s += *x;
+            *q += *x * *x;
+        }
+    }
+    for (s, q) in out.iter_mut().zip(squares) {
+        *s = half * (*s * *s - *q);
+    }
+}
+
+/// dy ⊙ (Σ_j x_j − x_i) of one example.
+#[inline(always)]
+fn pair_sum_grad<T: Real>(x: &[T], dy: &[T], sum: &mut [T], out: &mut [T]) {
+    let d = dy.len();
+    sum.fill(T::ZERO);
+    for x in x.chunks_exact(d) {
+        for (s, x) in sum.iter_mut().zip(x) {
+            *s += *x;
+        }
+    }
+    for (out, x) in out.chunks_exact_mut(d).zip(x.chunks_exact(d)) {
+        for (((o, x), s), g) in out.iter_mut().zip(x).zip(&*sum).zip(dy) {
+            *o = *g * (*s - *x);
+        }
     }
 }
 
@@ -115,24 +141,19 @@ impl FmGrad {
         let d = self.d;
         let (x, dy) = (c.input(0), c.input(1));
         let md = x.len() / (dy.len() / d);
-        par_rows(c.output(0), md, |first, out| {
-            let mut sum = vec![T::ZERO; d];
-            for (k, out) in out.chunks_exact_mut(md).enumerate() {
-                let x = &x[(first + k) * md..][..md];
-                let dy = &dy[(first + k) * d..][..d];
-                sum.fill(T::ZERO);
-                for x in x.chunks_exact(d) {
-                    for (s, x) in sum.iter_mut().zip(x) {
-                        *s += *x;
-                    }
+        par_rows(
+            c.output(0),
+            md,
+            #[inline(always)]
+            |first, out| {
+                let mut sum = vec![T::ZERO; d];
+                for (k, out) in out.chunks_exact_mut(md).enumerate() {
+                    let x = &x[(first + k) * md..][..md];
+                    let dy = &dy[(first + k) * d..][..d];
+                    pair_sum_grad(x, dy, &mut sum, out);
                 }
-                for (out, x) in out.chunks_exact_mut(d).zip(x.chunks_exact(d)) {
-                    for (((o, x), s), g) in out.iter_mut().zip(x).zip(&sum).zip(dy) {
-                        *o = *g * (*s - *x);
-                    }
-                }
-            }
-        });
+            },
+        );
     }
 }
 

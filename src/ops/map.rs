@@ -55,7 +55,7 @@ impl Map {
         let root = self.expr.ins.len() - 1;
         const TASK: usize = 32 * BLOCK;
         out.par_chunks_mut(TASK).enumerate().for_each(|(t, chunk)| {
-            super::real::simd(|| {
+            T::simd(|| {
                 let mut regs: Vec<[T; BLOCK]> = Vec::new();
                 for (k, block) in chunk.chunks_mut(BLOCK).enumerate() {
                     let start = t * TASK + k * BLOCK;

@@ -285,7 +285,7 @@ unsafe fn add_parts<T: Real>(parts: &[Vec<T>], out: *mut T, len: usize, keep: bo
 /// # Safety
 /// `block` has `len` writable elements, which are C's elements from `start`; extras are readable at them.
 unsafe fn run_epilogue<T: Real>(e: &Epilogue, extras: &[View<T>], block: *mut T, start: usize, len: usize) {
-    super::real::simd(|| {
+    T::simd(|| {
         let mut regs: Vec<[T; BLOCK]> = Vec::new();
         let root = e.expr.ins.len() - 1;
         let mut done = 0;

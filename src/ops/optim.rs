@@ -6,7 +6,7 @@
 //! What changes from step to step is one small float input, [`hyper`]; what does not is in the operation.
 
 use super::copy::{typed, unit, words};
-use super::real::simd;
+
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -130,17 +130,15 @@ impl Adam {
     }
 }
 
-impl<T: Real> Step<T> {
-    /// One step over slices of equal length.
-    #[inline(always)]
-    pub(crate) fn apply(&self, theta: &mut [T], m: &mut [T], v: &mut [T], g: &[T]) {
-        for (((t, m), v), g) in theta.iter_mut().zip(m).zip(v).zip(g) {
-            let g = self.factor * *g;
-            *m = self.beta1 * *m + self.rest1 * g;
-            *v = self.beta2 * *v + self.rest2 * g * g;
-            let step = (*m / self.bias1) / ((*v / self.bias2).sqrt() + self.eps);
-            *t -= self.lr * (step + self.decay * *t);
-        }
+/// One step over slices of equal length.
+#[inline(always)]
+pub(crate) fn adam<T: Real>(s: Step<T>, theta: &mut [T], m: &mut [T], v: &mut [T], g: &[T]) {
+    for (((t, m), v), g) in theta.iter_mut().zip(m).zip(v).zip(g) {
+        let g = s.factor * *g;
+        *m = s.beta1 * *m + s.rest1 * g;
+        *v = s.beta2 * *v + s.rest2 * g * g;
+        let step = (*m / s.bias1) / ((*v / s.bias2).sqrt() + s.eps);
+        *t -= s.lr * (step + s.decay * *t);
     }
 }
 
@@ -158,7 +156,12 @@ impl AdamW {
             .zip(m.par_chunks_mut(CHUNK))
             .zip(v.par_chunks_mut(CHUNK))
             .zip(c.input(3).par_chunks(CHUNK))
-            .for_each(|(((t, m), v), g)| simd(|| step.apply(t, m, v, g)));
+            .for_each(|(((t, m), v), g)| {
+                T::simd(
+                    #[inline(always)]
+                    || adam(step, t, m, v, g),
+                )
+            });
     }
 }
 

@@ -8,8 +8,8 @@
 
 use super::copy::{typed, unit, words};
 use super::cpu::rows_per_task;
-use super::optim::{Adam, HYPER, clip_factor};
-use super::real::{dot, simd};
+use super::optim::{Adam, HYPER, adam, clip_factor};
+use super::real::dot;
 use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -42,17 +42,23 @@ fn for_rows<T: Real, const K: usize>(
         tasks.push(mine);
     }
     tasks.into_par_iter().zip(live.par_chunks(block)).enumerate().for_each(|(i, (mut mine, ids))| {
-        simd(|| {
-            for (j, &id) in ids.iter().enumerate() {
-                let r = (id - ids[0]) as usize;
-                let mut k = 0;
-                let rows = mine.each_mut().map(|t: &mut &mut [T]| {
-                    k += 1;
-                    &mut t[r * widths[k - 1]..][..widths[k - 1]]
-                });
-                f(i * block + j, rows);
-            }
-        })
+        T::simd(
+            #[inline(always)]
+            || {
+                for (j, &id) in ids.iter().enumerate() {
+                    let r = (id - ids[0]) as usize;
+                    let mut k = 0;
+                    let rows = mine.each_mut().map(
+                        #[inline(always)]
+                        |t: &mut &mut [T]| {
+                            k += 1;
+                            &mut t[r * widths[k - 1]..][..widths[k - 1]]
+                        },
+                    );
+                    f(i * block + j, rows);
+                }
+            },
+        )
     });
 }
 
@@ -77,14 +83,25 @@ impl RowAdagrad {
         let (factor, lr, eps) = (clip_factor(hyper, norm2), hyper[4], T::of(self.eps));
         let d = table.len() / acc.len();
         let mean = factor * factor / T::of(d as f64);
-        for_rows(unique, [(table, d), (acc, 1)], |u, [row, acc]| {
-            let g = &grad[u * d..][..d];
-            acc[0] += dot(g, g) * mean;
-            let step = lr / (acc[0].sqrt() + eps) * factor;
-            for (t, g) in row.iter_mut().zip(g) {
-                *t -= step * *g;
-            }
-        });
+        for_rows(
+            unique,
+            [(table, d), (acc, 1)],
+            #[inline(always)]
+            |u, [row, acc]| {
+                let g = &grad[u * d..][..d];
+                adagrad(row, &mut acc[0], g, mean, lr, eps, factor);
+            },
+        );
+    }
+}
+
+/// One row; `mean` is the factor that makes the sum of g² the mean of the clipped gradient's squares.
+#[inline(always)]
+fn adagrad<T: Real>(row: &mut [T], acc: &mut T, g: &[T], mean: T, lr: T, eps: T, factor: T) {
+    *acc += dot(g, g) * mean;
+    let step = lr / (acc.sqrt() + eps) * factor;
+    for (t, g) in row.iter_mut().zip(g) {
+        *t -= step * *g;
     }
 }
 
@@ -153,9 +170,14 @@ impl LazyAdam {
         let (grad, unique) = (c.input(3), c.ids(6));
         let step = self.0.step(c.input(4), 4, c.input(5));
         let d = grad.len() / unique.len();
-        for_rows(unique, [(table, d), (m, d), (v, d)], |u, [t, m, v]| {
-            step.apply(t, m, v, &grad[u * d..][..d]);
-        });
+        for_rows(
+            unique,
+            [(table, d), (m, d), (v, d)],
+            #[inline(always)]
+            |u, [t, m, v]| {
+                adam(step, t, m, v, &grad[u * d..][..d]);
+            },
+        );
     }
 }
 

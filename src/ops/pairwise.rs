@@ -33,33 +33,45 @@ impl Pairwise {
         let x = c.input(0);
         let mp = padded(m);
         let pairs = self.pairs();
-        par_rows(c.output(0), pairs, |first, out| {
-            let mut xt = vec![T::ZERO; d * mp];
-            for (out, x) in out.chunks_exact_mut(pairs).zip(x[first * m * d..].chunks_exact(m * d)) {
-                for (i, x) in x.chunks_exact(d).enumerate() {
-                    for (to, x) in xt.chunks_exact_mut(mp).zip(x) {
-                        to[i] = *x;
-                    }
+        par_rows(
+            c.output(0),
+            pairs,
+            #[inline(always)]
+            |first, out| {
+                let mut xt = vec![T::ZERO; d * mp];
+                for (out, x) in out.chunks_exact_mut(pairs).zip(x[first * m * d..].chunks_exact(m * d)) {
+                    products(m, d, x, &mut xt, out);
                 }
-                let mut i = 0;
-                while i < m {
-                    let n = if i + ROWS <= m { ROWS } else { 1 };
-                    for j0 in (i / LANES * LANES..m).step_by(LANES) {
-                        let a = &x[i * d..];
-                        let b = &xt[j0..];
-                        if n == ROWS {
-                            let t = panel::<T, ROWS>(a, d, d, b, mp);
-                            for (k, t) in t.iter().enumerate() {
-                                put(out, m, i + k, j0, t);
-                            }
-                        } else {
-                            put(out, m, i, j0, &panel::<T, 1>(a, d, d, b, mp)[0]);
-                        }
-                    }
-                    i += n;
+            },
+        );
+    }
+}
+
+/// The packed triangle of one example x `[m, d]`; `xt` is room for its transpose in whole panels.
+#[inline(always)]
+fn products<T: Real>(m: usize, d: usize, x: &[T], xt: &mut [T], out: &mut [T]) {
+    let mp = padded(m);
+    for (i, x) in x.chunks_exact(d).enumerate() {
+        for (to, x) in xt.chunks_exact_mut(mp).zip(x) {
+            to[i] = *x;
+        }
+    }
+    let mut i = 0;
+    while i < m {
+        let n = if i + ROWS <= m { ROWS } else { 1 };
+        for j0 in (i / LANES * LANES..m).step_by(LANES) {
+            let a = &x[i * d..];
+            let b = &xt[j0..];
+            if n == ROWS {
+                let t = panel::<T, ROWS>(a, d, d, b, mp);
+                for (k, t) in t.iter().enumerate() {
+                    put(out, m, i + k, j0, t);
                 }
+            } else {
+                put(out, m, i, j0, &panel::<T, 1>(a, d, d, b, mp)[0]);
             }
-        });
+        }
+        i += n;
     }
 }
 
@@ -125,50 +137,70 @@ impl PairwiseGrad {
         let (x, dp) = (c.input(0), c.input(1));
         let pairs = self.0.pairs();
         let dw = padded(d);
-        par_rows(c.output(0), m * d, |first, out| {
-            // dP as a symmetric matrix with its diagonal doubled, and x in whole panels
-            let mut s = vec![T::ZERO; m * m];
-            let mut wide = vec![T::ZERO; if dw == d { 0 } else { m * dw }];
-            for (k, out) in out.chunks_exact_mut(m * d).enumerate() {
-                let x = &x[(first + k) * m * d..][..m * d];
-                let dp = &dp[(first + k) * pairs..][..pairs];
-                for i in 0..m {
-                    let row = &dp[diagonal(m, i)..][..m - i];
-                    s[i * m + i..(i + 1) * m].copy_from_slice(row);
-                    s[i * m + i] += row[0];
-                    for (to, v) in s[(i + 1) * m..].chunks_exact_mut(m).zip(&row[1..]) {
-                        to[i] = *v;
-                    }
+        par_rows(
+            c.output(0),
+            m * d,
+            #[inline(always)]
+            |first, out| {
+                let mut s = vec![T::ZERO; m * m];
+                let mut panels = vec![T::ZERO; if dw == d { 0 } else { m * dw }];
+                for (k, out) in out.chunks_exact_mut(m * d).enumerate() {
+                    let x = &x[(first + k) * m * d..][..m * d];
+                    let dp = &dp[(first + k) * pairs..][..pairs];
+                    product_grad(m, d, x, dp, &mut s, &mut panels, out);
                 }
-                let b = if dw == d {
-                    x
-                } else {
-                    for (w, x) in wide.chunks_exact_mut(dw).zip(x.chunks_exact(d)) {
-                        w[..d].copy_from_slice(x);
-                    }
-                    &wide[..]
-                };
-                let mut i = 0;
-                while i < m {
-                    let n = if i + ROWS <= m { ROWS } else { 1 };
-                    for c0 in (0..d).step_by(LANES) {
-                        let w = LANES.min(d - c0);
-                        let mut store = |i: usize, t: &[T; LANES]| {
-                            out[i * d + c0..][..w].copy_from_slice(&t[..w]);
-                        };
-                        if n == ROWS {
-                            let t = panel::<T, ROWS>(&s[i * m..], m, m, &b[c0..], dw);
-                            for (k, t) in t.iter().enumerate() {
-                                store(i + k, t);
-                            }
-                        } else {
-                            store(i, &panel::<T, 1>(&s[i * m..], m, m, &b[c0..], dw)[0]);
-                        }
-                    }
-                    i += n;
+            },
+        );
+    }
+}
+
+/// dX `[m, d]` of one example. `s` is room for dP as a symmetric matrix with its diagonal doubled,
+/// `panels` for x in whole panels (not used when d is a multiple of them).
+#[inline(always)]
+fn product_grad<T: Real>(
+    m: usize,
+    d: usize,
+    x: &[T],
+    dp: &[T],
+    s: &mut [T],
+    panels: &mut [T],
+    out: &mut [T],
+) {
+    let dw = padded(d);
+    for i in 0..m {
+        let row = &dp[diagonal(m, i)..][..m - i];
+        s[i * m + i..(i + 1) * m].copy_from_slice(row);
+        s[i * m + i] += row[0];
+        for (to, v) in s[(i + 1) * m..].chunks_exact_mut(m).zip(&row[1..]) {
+            to[i] = *v;
+        }
+    }
+    let b = if dw == d {
+        x
+    } else {
+        for (w, x) in panels.chunks_exact_mut(dw).zip(x.chunks_exact(d)) {
+            w[..d].copy_from_slice(x);
+        }
+        &*panels
+    };
+    let mut i = 0;
+    while i < m {
+        let n = if i + ROWS <= m { ROWS } else { 1 };
+        for c0 in (0..d).step_by(LANES) {
+            let w = LANES.min(d - c0);
+            let mut store = |i: usize, t: &[T; LANES]| {
+                out[i * d + c0..][..w].copy_from_slice(&t[..w]);
+            };
+            if n == ROWS {
+                let t = panel::<T, ROWS>(&s[i * m..], m, m, &b[c0..], dw);
+                for (k, t) in t.iter().enumerate() {
+                    store(i + k, t);
                 }
+            } else {
+                store(i, &panel::<T, 1>(&s[i * m..], m, m, &b[c0..], dw)[0]);
             }
-        });
+        }
+        i += n;
     }
 }
 

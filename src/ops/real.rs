@@ -25,6 +25,12 @@ pub trait Real:
     + DivAssign
     + Sum
 {
+    /// Runs `f` compiled for the widest vector unit of this machine, chosen at run time by `pulp`. The f64
+    /// executor is an oracle, not a product: it runs as compiled, which keeps the build short.
+    #[inline(always)]
+    fn simd<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
     /// Zero.
     const ZERO: Self;
     /// One.
@@ -109,6 +115,10 @@ impl Real for f64 {
 }
 
 impl Real for f32 {
+    #[inline(always)]
+    fn simd<R>(f: impl FnOnce() -> R) -> R {
+        pulp::Arch::new().dispatch(f)
+    }
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     #[inline(always)]
@@ -163,12 +173,6 @@ impl Real for f32 {
     fn ln_1p(self) -> Self {
         f32::ln_1p(self)
     }
-}
-
-/// Runs `f` compiled for the widest vector unit of this machine (chosen at run time by `pulp`).
-#[inline(always)]
-pub fn simd<R>(f: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(f)
 }
 
 /// Eight partial sums, so that the loop vectorises and the order does not depend on the vector width.

@@ -38,6 +38,17 @@ fn forward<T: Real, const D: usize>(d: usize, y: &mut [T]) {
 fn backward<T: Real, const D: usize>(d: usize, y: &[T], dx: &mut [T]) {
     let d = if D > 0 { D } else { d };
     for (y, dx) in y.chunks_exact(d).zip(dx.chunks_exact_mut(d)) {
+        // dx does not change when a constant is taken from dy: the one at the largest y leaves nothing to
+        // cancel where the row is saturated (dy − Σ dy·y would lose all but two digits there)
+        let (mut top, mut at) = (y[0], dx[0]);
+        for (y, dy) in y.iter().zip(dx.iter()) {
+            if *y > top {
+                (top, at) = (*y, *dy);
+            }
+        }
+        for v in dx.iter_mut() {
+            *v -= at;
+        }
         let t = super::real::dot(y, dx);
         for (o, y) in dx.iter_mut().zip(y) {
             *o = *y * (*o - t);

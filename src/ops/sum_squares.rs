@@ -2,7 +2,7 @@
 //! global norm of the gradients. Deterministic; partial sums are short, so that it is right to 1e-6 in f32.
 
 use super::copy::{sum_kernel, typed, words};
-use super::real::{dot, simd};
+use super::real::dot;
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
@@ -23,13 +23,23 @@ impl SumSquares {
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         const CHUNK: usize = 1 << 15;
         let chunks: Vec<&[T]> = (0..c.n_inputs()).flat_map(|i| c.input(i).chunks(CHUNK)).collect();
-        // runs of 2048 (128 a lane) in the executor's precision, the sum over runs in f64
         let parts: Vec<f64> = chunks
             .par_iter()
-            .map(|x| simd(|| x.chunks(2048).map(|x| dot(x, x).f64()).sum::<f64>()))
+            .map(|x| {
+                T::simd(
+                    #[inline(always)]
+                    || squares(x),
+                )
+            })
             .collect();
         c.output(0)[0] = T::of(parts.iter().sum());
     }
+}
+
+/// Runs of 2048 (128 a lane) in the executor's precision, the sum over runs in f64.
+#[inline(always)]
+fn squares<T: Real>(x: &[T]) -> f64 {
+    x.chunks(2048).map(|x| dot(x, x).f64()).sum()
 }
 
 /// The shader: partial sum `j` of a tensor takes its elements `j, j + parts, j + 2·parts, …`.

@@ -101,7 +101,11 @@ pub fn tensor_specs(params: &[Param]) -> Vec<TensorSpec> {
 }
 
 /// Splits parameter values into checkpoint tensors, in the order of [`tensor_specs`].
-pub fn to_tensors<'a>(specs: &'a [TensorSpec], params: &[Param], values: &'a [Vec<f32>]) -> Vec<TensorRef<'a>> {
+pub fn to_tensors<'a>(
+    specs: &'a [TensorSpec],
+    params: &[Param],
+    values: &'a [Vec<f32>],
+) -> Vec<TensorRef<'a>> {
     let mut specs = specs.iter();
     let mut out = vec![];
     for (p, v) in params.iter().zip(values) {

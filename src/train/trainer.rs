@@ -123,7 +123,8 @@ impl Trainer {
             state.set(name, &vec![0.0; *len])?;
         }
         state.set(RUNNING, &[0.0])?;
-        let program = Program::compile(device, &state, &step.graph, &[step.loss, step.norm2], "training step")?;
+        let program =
+            Program::compile(device, &state, &step.graph, &[step.loss, step.norm2], "training step")?;
         let scorer = Scorer::new(cfg, &inputs, device, &state)?;
         let per_epoch = train_rows.div_ceil(t.batch) as u64;
         let schedule = Schedule {
@@ -186,8 +187,12 @@ impl Trainer {
         'epochs: for epoch in 0..t.epochs {
             epochs = epoch + 1;
             let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
-            let mut loader =
-                Loader::dataset(train.clone(), self.inputs.groups.clone(), order, LoaderOptions::new(t.batch))?;
+            let mut loader = Loader::dataset(
+                train.clone(),
+                self.inputs.groups.clone(),
+                order,
+                LoaderOptions::new(t.batch),
+            )?;
             while let Some(batch) = loader.next() {
                 let batch = batch?;
                 let factor = self.schedule.factor(self.step);
@@ -220,7 +225,8 @@ impl Trainer {
                 }
             }
             training += window.flush();
-            let already = t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && epochs < t.epochs;
+            let already =
+                t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && epochs < t.epochs;
             if !already && self.evaluate(&valid, epoch, run, &mut log, report, begin).await? {
                 stopped_early = epochs < t.epochs;
                 break;
@@ -300,7 +306,8 @@ impl Trainer {
         begin: Instant,
     ) -> anyhow::Result<bool> {
         let options = LoaderOptions::new(self.scorer.batch);
-        let mut loader = Loader::dataset(valid.clone(), self.inputs.groups.clone(), Order::Sequential, options)?;
+        let mut loader =
+            Loader::dataset(valid.clone(), self.inputs.groups.clone(), Order::Sequential, options)?;
         let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| ()).await?;
         // one class only: NE is undefined, the log loss decides
         let score = metrics.ne.unwrap_or(metrics.logloss);
@@ -330,7 +337,8 @@ impl Trainer {
     async fn save(&self, path: &Path, metrics: Option<&Metrics>) -> anyhow::Result<()> {
         let names: Vec<&str> = self.params.iter().map(|p| p.name.as_str()).collect();
         let values = self.state.get(&names).await?;
-        let mut meta = CheckpointMeta { step: self.step, seed: self.cfg.train.seed, ..CheckpointMeta::default() };
+        let mut meta =
+            CheckpointMeta { step: self.step, seed: self.cfg.train.seed, ..CheckpointMeta::default() };
         if let Some(ne) = metrics.and_then(|m| m.ne) {
             meta.extra.insert("valid_ne".into(), ne.to_string());
         }

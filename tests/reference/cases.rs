@@ -254,10 +254,17 @@ fn whole(c: &Case) -> Built {
         let s = match pooled {
             None => SparseIndex::plain(&these),
             Some(p) => {
-                let offsets: Vec<u32> = c.get(&format!("offsets_{name}")).data.iter().map(|x| *x as u32).collect();
-                let s = SparseIndex::bags(&these, &offsets, None, if p.mean { Pool::Mean } else { Pool::Sum });
+                let offsets: Vec<u32> =
+                    c.get(&format!("offsets_{name}")).data.iter().map(|x| *x as u32).collect();
+                let s =
+                    SparseIndex::bags(&these, &offsets, None, if p.mean { Pool::Mean } else { Pool::Sum });
+                // 1/len at full precision: the index holds it in f32
+                let scale = |&bag: &u32| {
+                    let len = offsets[bag as usize + 1] - offsets[bag as usize];
+                    if p.mean { 1.0 / f64::from(len.max(1)) } else { 1.0 }
+                };
+                floats.push((n.scale, s.order.iter().map(scale).collect()));
                 ids.push((n.offsets, offsets));
-                floats.push((n.scale, s.scale.iter().map(|x| *x as f64).collect()));
                 s
             }
         };
@@ -274,7 +281,8 @@ fn whole(c: &Case) -> Built {
     let features = FeatureSpec { numeric: num_mlp[0], tables };
     let m = model(&cfg, &features, batch, true, 0.01, 0.0).unwrap_or_else(|e| panic!("{}: {e}", c.name));
 
-    let mut outputs = vec![("loss".to_string(), m.loss), ("aux.logit".into(), m.logits), ("aux.X0".into(), m.x0)];
+    let mut outputs =
+        vec![("loss".to_string(), m.loss), ("aux.logit".into(), m.logits), ("aux.X0".into(), m.x0)];
     for (t, k) in m.coefficients.iter().enumerate() {
         for (n, x) in [("pre", k.pre), ("post", k.post), ("res", k.res)] {
             outputs.push((format!("aux.layer{t}.{n}"), x.expect("learned")));

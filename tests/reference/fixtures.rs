@@ -57,16 +57,22 @@ impl Fixtures {
             let (case, name) = key.split_once('/').expect("<case>/<tensor>");
             let b = view.data();
             let (data, rounded) = match view.dtype() {
-                Dtype::F32 => (b.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x) as f64).collect(), true),
+                Dtype::F32 => {
+                    (b.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x) as f64).collect(), true)
+                }
                 Dtype::F64 => (b.as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x)).collect(), false),
-                Dtype::I32 => (b.as_chunks::<4>().0.iter().map(|x| i32::from_le_bytes(*x) as f64).collect(), false),
+                Dtype::I32 => {
+                    (b.as_chunks::<4>().0.iter().map(|x| i32::from_le_bytes(*x) as f64).collect(), false)
+                }
                 other => panic!("{key}: unexpected dtype {other:?}"),
             };
             let s = Stored { shape: view.shape().to_vec(), data, rounded };
             all.entry(case.into()).or_default().insert(name.into(), s);
         }
         let names = |v: &Value| -> Vec<String> {
-            v.as_array().map(|a| a.iter().map(|x| x.as_str().unwrap().to_string()).collect()).unwrap_or_default()
+            v.as_array()
+                .map(|a| a.iter().map(|x| x.as_str().unwrap().to_string()).collect())
+                .unwrap_or_default()
         };
         self.index["cases"]
             .as_array()
@@ -190,7 +196,8 @@ fn run32(c: &Case, b: &Built, d: &Device) -> Vec<(String, Vec<f64>)> {
     for (n, v) in &b.states {
         s.set(n, &f32s(v)).unwrap();
     }
-    let mut p = Program::compile(d, &s, &g, &tensors, "reference").unwrap_or_else(|e| panic!("{}: {e}", c.name));
+    let mut p =
+        Program::compile(d, &s, &g, &tensors, "reference").unwrap_or_else(|e| panic!("{}: {e}", c.name));
     for (n, v) in &b.floats {
         if p.has_input(n) {
             p.set(n, &f32s(v)).unwrap();
@@ -222,8 +229,10 @@ fn check(
             failures.push(format!("{} {who}: {what} off by {e:.2e} (gate {gate:.0e})", c.name));
         }
     };
-    let zero: Vec<&str> =
-        c.entry["zero_gradients"].as_array().map(|a| a.iter().filter_map(Value::as_str).collect()).unwrap_or_default();
+    let zero: Vec<&str> = c.entry["zero_gradients"]
+        .as_array()
+        .map(|a| a.iter().filter_map(Value::as_str).collect())
+        .unwrap_or_default();
     for (name, v) in got {
         let v = match name.strip_prefix("grad.").and_then(|n| b.dense.get(n)) {
             Some(index) => index.expand(&v),
@@ -247,7 +256,13 @@ fn check(
         }
         let r = c.get(&name);
         assert_eq!(r.data.len(), v.len(), "{}: {name}", c.name);
-        let gate = if exact && r.rounded { 2e-7 } else if exact { 1e-9 } else { gate_grad };
+        let gate = if exact && r.rounded {
+            2e-7
+        } else if exact {
+            1e-9
+        } else {
+            gate_grad
+        };
         for (part, range, scale) in segments(c, param, r.data.len()) {
             let (a, x): (Vec<f64>, Vec<f64>) = range.iter().map(|&i| (r.data[i], v[i])).unzip();
             let e = diff(&a, &x) / (top(&a) + 0.1 * gmax);
@@ -285,7 +300,11 @@ fn sampled(c: &Case, name: &str, v: &[f64], gate: f64, gmax: f64, fail: &mut dyn
     let want = c.get(&format!("{name}.sample"));
     let got: Vec<f64> = index.data.iter().map(|&i| v[i as usize]).collect();
     let scale = top(&want.data) + 0.1 * gmax;
-    fail(&format!("{name}.sample"), diff(&want.data, &got) / scale, gate.max(if want.rounded { 2e-7 } else { 0.0 }));
+    fail(
+        &format!("{name}.sample"),
+        diff(&want.data, &got) / scale,
+        gate.max(if want.rounded { 2e-7 } else { 0.0 }),
+    );
     let last = c.get(&format!("{name}.sum_axis0")).data.len();
     let rows = v.len() / last;
     let s0: Vec<f64> = (0..last).map(|j| (0..rows).map(|i| v[i * last + j]).sum()).collect();
