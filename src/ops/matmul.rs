@@ -564,7 +564,8 @@ pub struct ByDevice {
 }
 
 impl super::MatmulChoice for ByDevice {
-    fn choose(&self, _spec: &MatmulSpec) -> super::matmul_wgsl::Variant {
-        super::matmul_wgsl::Variant::register(8, 8)
+    fn choose(&self, spec: &MatmulSpec) -> matmul_wgsl::Variant {
+        let kind = if self.is_cpu { wgpu::DeviceType::Cpu } else { wgpu::DeviceType::DiscreteGpu };
+        super::matmul_tune::default_variant(spec, kind)
     }
 }
