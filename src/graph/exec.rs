@@ -170,6 +170,14 @@ impl Program {
         }
     }
 
+    /// Seconds spent inside operations since [`Program::start_profile`]; 0 on a device.
+    pub fn seconds_in_operations(&self) -> f64 {
+        match self {
+            Program::Cpu(p, _) => p.times().iter().map(|t| t.2.as_secs_f64()).sum(),
+            Program::Gpu(..) => 0.0,
+        }
+    }
+
     /// Where the time goes: on the CPU over all runs since [`Program::start_profile`], on a device in one
     /// more run whose results are not used.
     pub async fn profile_table(&mut self) -> Result<String, GpuError> {

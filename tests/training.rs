@@ -1,0 +1,260 @@
+//! Whole runs: repeatability, the two executors side by side, overfitting, depth, memory, kernels.
+
+use birkhoff::data::criteo::{self, ReadOptions, RowPolicy};
+use birkhoff::data::rows::Dataset;
+use birkhoff::data::schema::{Encoding, Schema, Transform};
+use birkhoff::data::synth::{DEFAULT_WORLD, Synth};
+use birkhoff::gpu::reflect::{check_default_limits, reflect};
+use birkhoff::gpu::translate::translate;
+use birkhoff::gpu::{DeviceChoice, GpuOptions, LimitsMode, Selected};
+use birkhoff::graph::exec::Device;
+use birkhoff::graph::gpu::lower;
+use birkhoff::graph::testing::software_device;
+use birkhoff::graph::{fuse::fuse, plan};
+use birkhoff::model::build::{EmbeddingSpec, FeatureSpec, model};
+use birkhoff::model::config::Config;
+use birkhoff::ops::{GpuCaps, matmul::ByDevice};
+use birkhoff::train::infer::Inputs;
+use birkhoff::train::run::RunFolder;
+use birkhoff::train::step::training_step;
+use birkhoff::train::trainer::{Event, Report, Summary, Trainer};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+/// One test at a time: they all want both cores and the one software device.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[derive(Default)]
+struct Losses(Vec<f64>);
+
+impl Report for Losses {
+    fn batch(&mut self, _: usize) {}
+    fn event(&mut self, e: &Event) -> anyhow::Result<()> {
+        if let Event::Step { loss, .. } = e {
+            self.0.push(*loss);
+        }
+        Ok(())
+    }
+}
+
+fn config(sets: &[&str]) -> Config {
+    let sets: Vec<String> = sets.iter().map(|s| s.to_string()).chain(["train.log_every=1".into()]).collect();
+    Config::load(None, &sets).unwrap()
+}
+
+/// Trains on `rows` synthetic rows (validation: the same rows); every step's loss and the summary.
+fn train(cfg: &Config, rows: u64, device: &Device) -> (Vec<f64>, Summary) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.tsv");
+    Synth::new(DEFAULT_WORLD, 7).write_file(&file, rows).unwrap();
+    let schema = Schema::criteo(Transform::Log, true, Encoding::Vocabulary { min_count: 1, max_size: None });
+    let (encoder, _) = criteo::fit(&file, &schema, RowPolicy::Error).unwrap();
+    let encoder = Arc::new(encoder);
+    let data: Arc<Dataset> = Arc::new(criteo::load(&file, &encoder, ReadOptions::default()).unwrap());
+    let inputs = Inputs::new(encoder, cfg, device).unwrap();
+    let mut trainer = Trainer::new(cfg, inputs, device, data.rows.len()).unwrap();
+    let run = RunFolder::create(&dir.path().join("run"), false).unwrap();
+    run.begin(cfg).unwrap();
+    let mut losses = Losses::default();
+    let summary = pollster::block_on(trainer.run(data.clone(), data, &run, &mut losses)).unwrap();
+    (losses.0, summary)
+}
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[test]
+fn a_cpu_run_repeats_bit_for_bit() {
+    let _alone = alone();
+    let cfg = config(&["train.batch=128", "train.seed=3"]);
+    let (a, _) = train(&cfg, 1500, &Device::Cpu);
+    let (b, _) = train(&cfg, 1500, &Device::Cpu);
+    assert_eq!(a.len(), 12);
+    assert_eq!(a, b);
+    let (c, _) = train(&config(&["train.batch=128", "train.seed=4"]), 1500, &Device::Cpu);
+    assert_ne!(a, c, "the seed must matter");
+}
+
+#[test]
+fn fifty_steps_agree_between_cpu_and_vulkan() {
+    let _alone = alone();
+    let Some(device) = software_device() else { return };
+    for mode in ["mhc", "hc", "shortcut"] {
+        let mode = format!("model.residual.mode={mode}");
+        let cfg = config(&["train.batch=64", "train.eval_batch=256", &mode]);
+        let (a, _) = train(&cfg, 3200, &Device::Cpu);
+        let (b, _) = train(&cfg, 3200, &device);
+        assert_eq!((a.len(), b.len()), (50, 50));
+        let worst = a.iter().zip(&b).map(|(x, y)| (x - y).abs() / x.abs()).fold(0.0, f64::max);
+        println!("{mode}: worst relative difference of 50 losses {worst:.1e}");
+        assert!(worst < 1e-3, "{mode}: {worst:e}\n{a:?}\n{b:?}");
+    }
+}
+
+#[test]
+fn the_default_limits_of_webgpu_suffice() {
+    let _alone = alone();
+    let options = GpuOptions { limits: LimitsMode::Default, checked: true };
+    let gpu = match birkhoff::gpu::select(&DeviceChoice::Software, &options) {
+        Ok(Selected::Gpu(g)) => g,
+        _ => return println!("SKIP: no software Vulkan adapter"),
+    };
+    let device = Device::gpu(gpu, Arc::new(ByDevice { is_cpu: true }));
+    let all = "model.modules=[{kind=\"attention\"},{kind=\"linear\"},{kind=\"cross\",form=\"low-rank\",rank=4},\
+               {kind=\"gram\"},{kind=\"dlrm\"},{kind=\"conv\"},{kind=\"fm\"},{kind=\"mlp\"}]";
+    let cfg = config(&["train.batch=32", "train.eval_batch=64", "model.layers=2", "model.width=8", all]);
+    let (a, _) = train(&cfg, 160, &Device::Cpu);
+    let (b, _) = train(&cfg, 160, &device);
+    for (x, y) in a.iter().zip(&b) {
+        assert!((x - y).abs() < 1e-3 * x.abs(), "{a:?} {b:?}");
+    }
+}
+
+#[test]
+fn two_hundred_and_fifty_six_rows_are_learned_by_heart() {
+    let _alone = alone();
+    let cfg = config(&[
+        "train.batch=64",
+        "train.eval_batch=256",
+        "train.epochs=60",
+        "train.lr=3e-3",
+        "train.embedding_lr=0.1",
+        "train.weight_decay=0.0",
+        "train.schedule=constant",
+        "train.patience=0",
+        "model.layers=2",
+    ]);
+    let (_, s) = train(&cfg, 256, &Device::Cpu);
+    let ne = s.metrics.ne.unwrap();
+    println!("NE after {} steps on 256 rows: {ne:.4}", s.steps);
+    assert!(ne < 0.05, "NE {ne}");
+}
+
+#[test]
+fn twenty_two_layers_train_without_nan() {
+    let _alone = alone();
+    let cfg = config(&["model.layers=22", "model.width=8", "train.batch=64", "train.eval_batch=512"]);
+    let (a, s) = train(&cfg, 1920, &Device::Cpu);
+    assert_eq!(a.len(), 30);
+    assert!(a.iter().all(|l| l.is_finite()) && s.metrics.ne.is_some_and(f64::is_finite));
+    let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
+    assert!(mean(&a[20..]) < mean(&a[..5]), "it must learn: {a:?}");
+}
+
+#[test]
+fn device_memory_is_flat_over_two_thousand_steps() {
+    let _alone = alone();
+    let Some(device) = software_device() else { return };
+    struct Watch(Vec<(usize, u64)>, usize);
+    impl Report for Watch {
+        fn batch(&mut self, _: usize) {
+            self.1 += 1;
+            if self.1 == 200 || self.1 == 2000 {
+                let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+                let kb = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+                let kb = kb.and_then(|v| v.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
+                self.0.push((self.1, kb));
+            }
+        }
+        fn event(&mut self, _: &Event) -> anyhow::Result<()> {
+            Ok(())
+        }
+    }
+    let mut cfg = config(&["train.batch=16", "model.layers=1", "model.width=4", "train.eval_batch=64"]);
+    cfg.train.epochs = 20;
+    cfg.train.patience = 0;
+    cfg.train.log_every = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.tsv");
+    Synth::new(DEFAULT_WORLD, 7).write_file(&file, 1600).unwrap();
+    let schema = Schema::criteo(Transform::Log, true, Encoding::Hash { buckets: 50 });
+    let (encoder, _) = criteo::fit(&file, &schema, RowPolicy::Error).unwrap();
+    let encoder = Arc::new(encoder);
+    let data = Arc::new(criteo::load(&file, &encoder, ReadOptions::default()).unwrap());
+    let mut trainer =
+        Trainer::new(&cfg, Inputs::new(encoder, &cfg, &device).unwrap(), &device, 1600).unwrap();
+    let run = RunFolder::create(&dir.path().join("run"), false).unwrap();
+    run.begin(&cfg).unwrap();
+    let mut watch = Watch(vec![], 0);
+    pollster::block_on(trainer.run(data.clone(), data, &run, &mut watch)).unwrap();
+    println!("resident memory: {:?}", watch.0);
+    let [(_, a), (_, b)] = watch.0[..] else { panic!("2,000 steps: {:?}", watch.0) };
+    assert!(b <= a + 8 * 1024, "resident memory grew from {a} to {b} KiB");
+}
+
+fn features(rows: usize) -> FeatureSpec {
+    let columns = (1..=26).map(|c| (format!("C{c}"), rows)).collect();
+    FeatureSpec { numeric: 26, tables: vec![EmbeddingSpec { columns, pooled: None }] }
+}
+
+#[test]
+fn the_memory_plan_halves_an_eight_layer_model() {
+    let cfg = config(&["model.layers=8"]);
+    let m = model(&cfg.model, &features(100), cfg.train.batch, true, 0.01, 0.0).unwrap();
+    let step = training_step(m, &cfg.train);
+    let (g, keep) = fuse(&step.graph, &[step.loss, step.norm2]);
+    for is_cpu in [true, false] {
+        let caps = GpuCaps { is_cpu, matmul: Arc::new(ByDevice { is_cpu }) };
+        let (p, _) = lower(&g, &keep, &caps);
+        plan::verify(&g, &keep, &p).unwrap();
+        let share = p.peak() as f64 / p.unshared as f64;
+        println!("planned / unshared: {share:.3}");
+        assert!(share <= 0.5, "{share}");
+    }
+}
+
+/// Every kernel of every module, ensemble and residual mode, at even and odd sizes, for hardware and
+/// software devices: valid WGSL inside the default limits, without subgroups, and translatable to SPIR-V,
+/// MSL and HLSL, so that a Mac or a Windows host is not the first to find one that is not.
+#[test]
+fn every_kernel_is_portable() {
+    let modules = "model.modules=[{kind=\"attention\"},{kind=\"linear\"},{kind=\"cross\"},\
+                   {kind=\"cross\",form=\"low-rank\",rank=3},{kind=\"cross\",form=\"vector\"},\
+                   {kind=\"gram\"},{kind=\"dlrm\"},{kind=\"conv\"},{kind=\"fm\"},{kind=\"mlp\"}]";
+    let mut seen = HashSet::new();
+    for (mode, width, streams) in
+        [("shortcut", 8, 1), ("mhc", 8, 4), ("mhc", 6, 3), ("mhc", 5, 1), ("mhc", 4, 8), ("hc", 6, 2)]
+    {
+        for ensemble in ["sum", "concat", "weighted"] {
+            let slots = if ensemble == "concat" { "model.slots=20" } else { "model.slots=7" };
+            let mut sets = vec![
+                modules.to_string(),
+                format!("model.residual.mode={mode}"),
+                format!("model.width={width}"),
+                format!("model.residual.streams={streams}"),
+                format!("model.ensemble={ensemble}"),
+                "model.layers=2".into(),
+                slots.into(),
+            ];
+            if ensemble == "weighted" {
+                sets.push("train.embedding=adam".into());
+            }
+            if width == 5 {
+                sets.push("model.modules[0].heads=5".into());
+            }
+            let refs: Vec<&str> = sets.iter().map(String::as_str).collect();
+            let cfg = config(&refs);
+            let m = model(&cfg.model, &features(10), 6, true, 0.01, 0.0).unwrap();
+            let step = training_step(m, &cfg.train);
+            let (g, keep) = fuse(&step.graph, &[step.loss, step.norm2]);
+            for is_cpu in [true, false] {
+                let caps = GpuCaps { is_cpu, matmul: Arc::new(ByDevice { is_cpu }) };
+                for (_, l) in lower(&g, &keep, &caps).1 {
+                    for k in l.kernels {
+                        if !seen.insert((k.source.clone(), format!("{:?}", k.constants))) {
+                            continue;
+                        }
+                        let r = reflect(&k).unwrap_or_else(|e| panic!("{e}\n{}", k.source));
+                        check_default_limits(&k.label, &r).unwrap();
+                        assert!(!r.uses_subgroups, "{} needs subgroups", k.label);
+                        let t = translate(&k).unwrap_or_else(|e| panic!("{e}\n{}", k.source));
+                        assert!(!t.spirv.is_empty() && !t.msl.is_empty() && !t.hlsl.is_empty());
+                    }
+                }
+            }
+        }
+    }
+    println!("{} distinct kernels", seen.len());
+    assert!(seen.len() > 100);
+}
