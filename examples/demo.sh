@@ -28,7 +28,7 @@ echo "1. A click log from a planted model: $train_rows rows to learn from, $vali
 "$birkhoff" synth --rows "$train_rows" --seed 1 --out "$work/train.tsv" --json >"$work/synth-train.json"
 "$birkhoff" synth --rows "$valid_rows" --seed 2 --out "$work/valid.tsv" --json >"$work/synth-valid.json"
 
-echo "2. Training: ${*:-one pass; four DHEN layers of attention and linear, mHC residual with four streams}"
+echo "2. One pass of training: four DHEN layers (attention + linear), mHC residual with four streams"
 "$birkhoff" train --train "$work/train.tsv" --valid "$work/valid.tsv" --format criteo \
     --out "$work/run" --device "$device" --json "$@" >"$work/train.jsonl"
 
