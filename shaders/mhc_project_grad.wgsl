@@ -1,11 +1,11 @@
-// dS = draw phi' + (2 / nd) dms S + what came before, one token an invocation with its draws in registers
-// (see ops/mhc_project.rs, which writes the bindings and the inner step). `parts` invocations share a token.
+// dS = draw phi' + (2 / nd) dms S + what came before: a tile of {{N}} tokens by {{UNITS}} units of the state an
+// invocation (see ops/mhc_project.rs, which writes the bindings and the inner step).
 struct P {
     tokens : u32,
     row : u32,     // units of a token's state
-    stride : u32,  // units of phi that one unit of the state meets
+    stride : u32,  // groups of phi that one unit of the state meets
     scale : f32,   // 2 / (n d)
-    parts : u32,
+    tiles : u32,   // tiles of a token's state
     pad1 : u32,
     pad2 : u32,
     pad3 : u32,
@@ -13,8 +13,8 @@ struct P {
 {{DECLARE}}
 @group(0) @binding({{UNIFORM}}) var<uniform> p : P;
 
-fn inner(a : {{PHI}}, b : {{PHI}}) -> f32 {
-    return {{DOT_PHI}};
+fn inner(a : {{C}}, b : {{C}}, c : f32) -> f32 {
+    return {{INNER}};
 }
 
 @compute @workgroup_size(64)
@@ -24,14 +24,16 @@ fn main(
     @builtin(local_invocation_index) li : u32,
 ) {
     let id = (wg.x + wg.y * nw.x) * 64u + li;
-    let t = id / p.parts;
+    let t = id / p.tiles * {{N}}u;
     if (t >= p.tokens) {
         return;
     }
+    let k = id % p.tiles * {{UNITS}}u;
+    let row = k * p.stride;
+    let t_$o = min(t + $ou, p.tokens - 1u);
+    let y_$o = t_$o * p.row + k;
 {{LOAD}}
-    for (var k = id % p.parts; k < p.row; k += p.parts) {
-        let row = k * p.stride;
-        let at = t * p.row + k;
-        y[at] = {{STEP}};
-    }
+{{START}}
+{{STEP}}
+{{STORE}}
 }

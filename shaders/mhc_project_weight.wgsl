@@ -1,5 +1,6 @@
-// Part of dphi = sum over tokens of vec(S)' draw: one run of tokens, {{TALL}} elements of the state by {{COLS}}
-// columns of one segment (pre, post or res) an invocation. The runs are added by mhc_project_sum.wgsl.
+// Part of dphi = sum over tokens of vec(S)' draw: one run of tokens, {{TALL}} elements of the state by {{WIDE}}
+// groups of {{COLS}} columns of one segment (pre, post or res) an invocation (see ops/mhc_project.rs, which
+// writes the inner step). The runs are added by mhc_project_sum.wgsl.
 struct P {
     tokens : u32,
     per : u32,      // tokens of a run
@@ -22,17 +23,17 @@ fn main(
     @builtin(local_invocation_index) li : u32,
 ) {
     let id = (wg.x + wg.y * nw.x) * 64u + li;
-    let group = id % p.groups;
-    let tile = (id / p.groups) % p.tiles;
-    let run = id / (p.groups * p.tiles);
+    let across = p.groups / {{WIDE}}u;
+    let group = id % across * {{WIDE}}u;
+    let tile = (id / across) % p.tiles;
+    let run = id / (across * p.tiles);
     if (run >= p.runs) {
         return;
     }
-    var a_$o = {{G}}(0.0);
+{{START}}
     let last = min((run + 1u) * p.per, p.tokens);
     for (var t = run * p.per; t < last; t++) {
         let at = (t * p.tiles + tile) * {{UNITS}}u;
-        let g = draw[t * p.groups + group];
 {{LOAD}}
     }
     let to = (run * p.tiles + tile) * {{TALL}}u * p.columns + p.first + group * {{COLS}}u;

@@ -257,38 +257,55 @@ impl MhcProjectWeight {
     }
 }
 
-/// Column `c` of a token's registers `name_0, name_1, …`, four columns each or one.
-fn column(name: &str, c: usize, vec4: bool) -> String {
-    if vec4 { format!("{name}_{}.{}", c / 4, ["x", "y", "z", "w"][c % 4]) } else { format!("{name}_{c}") }
-}
+/// Tokens of one invocation. With a tile of eight tokens by two or three groups of columns a load serves a
+/// dozen products: on the software driver, whose loads go lane by lane, that is what counts.
+const TILE: usize = 8;
 
-/// What the shaders share: units of a row of the state and of φ.
+const LETTERS: [&str; 4] = ["x", "y", "z", "w"];
+
+/// How the shaders read: the state in units of `unit` elements, columns in groups of `cols`, so that a group
+/// lies in one segment.
 struct Text {
-    /// φ is read four columns at a time.
-    wide: bool,
-    /// The state is read four elements at a time.
-    vec4: bool,
-    /// Units of a row of φ.
-    columns: usize,
-    /// Units of a token's state.
-    row: usize,
+    unit: usize,
+    cols: usize,
 }
 
 impl Text {
     fn new(n: usize, d: usize) -> Self {
-        let w = n * (n + 2);
-        let (wide, vec4) = (w.is_multiple_of(4), (n * d).is_multiple_of(4));
-        let (columns, row) = (if wide { w / 4 } else { w }, if vec4 { n * d / 4 } else { n * d });
-        Text { wide, vec4, columns, row }
+        let cols = [4, 2].into_iter().find(|c| n.is_multiple_of(*c)).unwrap_or(1);
+        Text { unit: if (n * d).is_multiple_of(4) { 4 } else { 1 }, cols }
+    }
+
+    fn elem(len: usize) -> &'static str {
+        ["", "f32", "vec2<f32>", "", "vec4<f32>"][len]
     }
 
     fn fill(&self, template: &str) -> String {
-        let elem = |v: bool| if v { "vec4<f32>" } else { "f32" };
+        let dot = |len: usize| if len == 1 { "a * b" } else { "dot(a, b)" };
         template
-            .replace("{{S}}", elem(self.vec4))
-            .replace("{{PHI}}", elem(self.wide))
-            .replace("{{DOT_S}}", if self.vec4 { "dot(a, b)" } else { "a * b" })
-            .replace("{{DOT_PHI}}", if self.wide { "dot(a, b)" } else { "a * b" })
+            .replace("{{S}}", Self::elem(self.unit))
+            .replace("{{C}}", Self::elem(self.cols))
+            .replace("{{DOT_S}}", dot(self.unit))
+            .replace("{{INNER}}", &self.inner())
+    }
+
+    /// a·b + c over a group of columns.
+    fn inner(&self) -> String {
+        if self.cols == 1 {
+            return "fma(a, b, c)".into();
+        }
+        LETTERS[..self.cols].iter().fold("c".into(), |sum, l| format!("fma(a.{l}, b.{l}, {sum})"))
+    }
+
+    /// Groups of columns of one invocation, of `groups` in all.
+    fn wide(&self, groups: usize) -> usize {
+        let try_: &[usize] = if self.cols == 1 { &[7, 5, 3] } else { &[3, 2] };
+        try_.iter().copied().find(|q| groups.is_multiple_of(*q)).unwrap_or(1)
+    }
+
+    /// Component `j` of a unit of the state.
+    fn part(&self, name: &str, j: usize) -> String {
+        if self.unit == 1 { name.into() } else { format!("{name}.{}", LETTERS[j]) }
     }
 }
 
@@ -350,28 +367,35 @@ impl Op for MhcProject {
         let (n, k) = (self.n, self.n * self.d);
         let t = Text::new(n, self.d);
         let tokens = r.inputs[0].len() / k;
-        let mut step = String::from("        a_$o += ");
-        let terms: Vec<String> = (0..if t.vec4 { 4 } else { 1 })
-            .map(|j| {
-                let x = if t.vec4 { format!("x.{}", ["x", "y", "z", "w"][j]) } else { "x".into() };
-                format!("{x} * phi[row + {}u + $ou]", j * t.columns)
-            })
-            .collect();
-        let _ = write!(step, "{};", terms.join(" + "));
-        let mut store = String::new();
-        for (s, name) in ["pre", "post", "res"].iter().enumerate() {
-            let seg = segment(n, s);
-            for c in seg.clone() {
-                let (w, at) = (seg.len(), c - seg.start);
-                let _ = writeln!(store, "    {name}[t * {w}u + {at}u] = {};", column("a", c, t.wide));
+        let groups = n * (n + 2) / t.cols;
+        let wide = t.wide(groups);
+        // token `$o` of the tile by group `q` of columns
+        let (mut start, mut step, mut store) = (String::new(), String::new(), String::new());
+        for q in 0..wide {
+            let _ = writeln!(start, "    var a_$o_{q} = {{{{C}}}}(0.0);");
+            let _ = writeln!(store, "    put(t + $ou, group + {q}u, a_$o_{q}, sum_$o);");
+        }
+        for j in 0..t.unit {
+            for q in 0..wide {
+                let _ = writeln!(step, "        let w_{j}_{q} = phi[row + {}u];", j * groups + q);
+            }
+            let x = t.part("x_$o", j);
+            for q in 0..wide {
+                let _ = writeln!(step, "        a_$o_{q} = fma({{{{C}}}}({x}), w_{j}_{q}, a_$o_{q});");
             }
         }
-        let text = t.fill(include_str!("../../shaders/mhc_project.wgsl"));
-        let text = text.replace("{{STEP}}", &step).replace("{{STORE}}", &store);
-        let per = t.columns * if t.vec4 { 4 } else { 1 };
-        let params = [tokens as u32, t.row as u32, per as u32, (1.0 / k as f32).to_bits(), 0, 0, 0, 0];
+        let text = include_str!("../../shaders/mhc_project.wgsl")
+            .replace("{{START}}", &start)
+            .replace("{{STEP}}", &step)
+            .replace("{{STORE}}", &store)
+            .replace("{{WIDE}}", &wide.to_string());
+        let per = (groups * t.unit) as u32;
+        let scale = (1.0 / k as f32).to_bits();
+        let (row, own) = ((k / t.unit) as u32, (n / t.cols) as u32);
+        let params = [tokens as u32, row, per, scale, groups as u32, (groups / wide) as u32, own, 0];
         let bind = vec![Bind::In(0), Bind::In(1), Bind::Out(0), Bind::Out(1), Bind::Out(2), Bind::Out(3)];
-        kernel("mhc_project", unroll(&text, t.columns), bind, params, tokens).into()
+        let work = tokens.div_ceil(TILE) * (groups / wide);
+        kernel("mhc_project", unroll(&t.fill(&text), TILE), bind, params, work).into()
     }
 }
 
@@ -426,66 +450,62 @@ impl Op for MhcProjectGrad {
             let _ = writeln!(decl, "@group(0) @binding({at}) var<storage, {access}> {name} : array<{elem}>;");
             bind.push(b);
         };
-        declare(Bind::In(phi), "phi", "{{PHI}}");
+        declare(Bind::In(phi), "phi", "{{C}}");
         declare(Bind::Out(0), "y", "{{S}}");
-        for (place, name) in draws.iter().zip(["pre", "post", "res"]) {
-            if let Some(i) = place {
-                declare(Bind::In(*i), name, "f32");
+        let groups = n * (n + 2) / t.cols;
+        let row = k / t.unit;
+        // token `$o` of the tile by unit `u` of the state; columns in a loop for each segment with a gradient
+        let units = if row.is_multiple_of(2) { 2 } else { 1 };
+        let mut step = String::new();
+        for (s, name) in ["pre", "post", "res"].iter().enumerate() {
+            let Some(i) = draws[s] else { continue };
+            declare(Bind::In(i), name, "{{C}}");
+            let seg = segment(n, s);
+            let (len, first) = (seg.len() / t.cols, seg.start / t.cols);
+            let _ = writeln!(step, "    for (var c = 0u; c < {len}u; c++) {{");
+            for j in 0..units * t.unit {
+                let _ = writeln!(step, "        let w_{j} = phi[row + c + {}u];", j * groups + first);
             }
+            let _ = writeln!(step, "        let g_$o = {name}[t_$o * {len}u + c];");
+            for j in 0..units * t.unit {
+                let a = t.part(&format!("a_$o_{}", j / t.unit), j % t.unit);
+                let _ = writeln!(step, "        {a} = inner(g_$o, w_{j}, {a});");
+            }
+            step += "    }\n";
         }
-        let mut add = String::new();
+        let (mut start, mut load) = ("{{S}}(0.0)".to_string(), "");
         if let Some((m, s)) = square {
             declare(Bind::In(m), "dms", "f32");
             declare(Bind::In(s), "s", "{{S}}");
-            add += " + f * s[at]";
+            load = "    let f_$o = p.scale * dms[t_$o];";
+            start = "f_$o * s[y_$o + @u]".into();
         }
         match acc {
-            Some(_) if r.in_place.is_some() => add += " + y[at]",
+            Some(_) if r.in_place.is_some() => start += " + y[y_$o + @u]",
             Some(i) => {
                 declare(Bind::In(i), "z", "{{S}}");
-                add += " + z[at]";
+                start += " + z[y_$o + @u]";
             }
             None => {}
         }
-        // a token's draws in registers, as φ is read
-        let value = |c: usize| {
-            let s = (0..3).find(|&s| segment(n, s).contains(&c)).expect("in range");
-            let seg = segment(n, s);
-            match draws[s] {
-                Some(_) => {
-                    format!("{}[t * {}u + {}u]", ["pre", "post", "res"][s], seg.len(), c - seg.start)
-                }
-                None => "0.0".into(),
-            }
-        };
-        let mut load = String::new();
-        for q in 0..t.columns {
-            let v = if t.wide {
-                let parts: Vec<String> = (0..4).map(|j| value(4 * q + j)).collect();
-                format!("vec4<f32>({})", parts.join(", "))
-            } else {
-                value(q)
-            };
-            let _ = writeln!(load, "    let g_{q} = {v};");
+        let (mut begin, mut store) = (String::new(), String::new());
+        for u in 0..units {
+            let _ = writeln!(begin, "    var a_$o_{u} = {};", start.replace('@', &u.to_string()));
+            let _ = writeln!(store, "    if (t + $ou < p.tokens) {{ y[y_$o + {u}u] = a_$o_{u}; }}");
         }
-        if square.is_some() {
-            load += "    let f = p.scale * dms[t];\n";
-        }
-        let terms: Vec<String> = (0..if t.vec4 { 4 } else { 1 })
-            .map(|j| format!("[[+ o: inner(phi[row + {}u + $ou], g_$o)]]", j * t.columns))
-            .collect();
-        let step = if t.vec4 { format!("vec4<f32>({})", terms.join(", ")) } else { terms[0].clone() };
         let text = include_str!("../../shaders/mhc_project_grad.wgsl")
             .replace("{{DECLARE}}", &decl)
             .replace("{{UNIFORM}}", &bind.len().to_string())
-            .replace("{{LOAD}}", &load)
-            .replace("{{STEP}}", &format!("{step}{add}"));
-        let text = unroll(&t.fill(&text), t.columns);
-        let parts = if r.caps.is_cpu { 1 } else { t.row.min(8) };
-        let per = t.columns * if t.vec4 { 4 } else { 1 };
+            .replace("{{LOAD}}", load)
+            .replace("{{START}}", &begin)
+            .replace("{{STEP}}", &step)
+            .replace("{{STORE}}", &store)
+            .replace("{{UNITS}}", &units.to_string());
         let scale = (2.0 / k as f32).to_bits();
-        let params = [tokens as u32, t.row as u32, per as u32, scale, parts as u32, 0, 0, 0];
-        kernel("mhc_project_grad", text, bind, params, tokens * parts).into()
+        let per = (groups * t.unit) as u32;
+        let params = [tokens as u32, row as u32, per, scale, (row / units) as u32, 0, 0, 0];
+        let work = tokens.div_ceil(TILE) * (row / units);
+        kernel("mhc_project_grad", unroll(&t.fill(&text), TILE), bind, params, work).into()
     }
 }
 
@@ -517,51 +537,54 @@ impl Op for MhcProjectWeight {
         let per = tokens.div_ceil(runs);
         // a tile of the product an invocation: `tall` elements of the state by `cols` columns of one segment
         let tall = [8, 4].into_iter().find(|t| k.is_multiple_of(*t)).unwrap_or(1);
-        let cols = [4, 2].into_iter().find(|t| n.is_multiple_of(*t)).unwrap_or(1);
-        let elem = ["", "f32", "vec2<f32>", "", "vec4<f32>"][cols];
-        let x = |o: usize| {
-            if tall == 1 { "x_0".into() } else { format!("x_{}.{}", o / 4, ["x", "y", "z", "w"][o % 4]) }
-        };
-        let mut load = String::new();
-        for v in 0..tall.div_ceil(4) {
-            let _ = writeln!(load, "        let x_{v} = s[at + {v}u];");
-        }
-        for o in 0..tall {
-            let _ = writeln!(load, "        a_{o} += {} * g;", x(o));
-        }
-        let mut store = String::new();
-        for o in 0..tall {
-            for c in 0..cols {
-                let v = if cols == 1 { "".into() } else { format!(".{}", ["x", "y", "z", "w"][c]) };
-                let _ = writeln!(store, "    y[to + {o}u * p.columns + {c}u] = a_{o}{v};");
-            }
-        }
-        let text = include_str!("../../shaders/mhc_project_weight.wgsl")
-            .replace("{{S}}", if tall == 1 { "f32" } else { "vec4<f32>" })
-            .replace("{{G}}", elem)
-            .replace("{{UNITS}}", &tall.div_ceil(4).to_string())
-            .replace("{{TALL}}", &tall.to_string())
-            .replace("{{COLS}}", &cols.to_string())
-            .replace("{{LOAD}}", &load)
-            .replace("{{STORE}}", &store);
-        let text = unroll(&text, tall);
+        let cols = Text::new(n, self.d).cols;
+        let elem = Text::elem(cols);
         let mut kernels = vec![];
         let mut next = 1;
         for s in (0..3).filter(|&s| self.has[s]) {
             let seg = segment(n, s);
+            let groups = seg.len() / cols;
+            let wide = if groups.is_multiple_of(2) { 2 } else { 1 };
+            let (mut start, mut load, mut store) = (String::new(), String::new(), String::new());
+            for v in 0..tall.div_ceil(4) {
+                let _ = writeln!(load, "        let x_{v} = s[at + {v}u];");
+            }
+            for q in 0..wide {
+                let _ = writeln!(load, "        let g_{q} = draw[t * p.groups + group + {q}u];");
+                for o in 0..tall {
+                    let x = if tall == 1 { "x_0".into() } else { format!("x_{}.{}", o / 4, LETTERS[o % 4]) };
+                    let _ = writeln!(start, "    var a_{o}_{q} = {elem}(0.0);");
+                    let _ = writeln!(load, "        a_{o}_{q} = fma({elem}({x}), g_{q}, a_{o}_{q});");
+                    for c in 0..cols {
+                        let v = if cols == 1 { "".into() } else { format!(".{}", LETTERS[c]) };
+                        let at = q * cols + c;
+                        let _ = writeln!(store, "    y[to + {o}u * p.columns + {at}u] = a_{o}_{q}{v};");
+                    }
+                }
+            }
+            let text = include_str!("../../shaders/mhc_project_weight.wgsl")
+                .replace("{{S}}", if tall == 1 { "f32" } else { "vec4<f32>" })
+                .replace("{{G}}", elem)
+                .replace("{{UNITS}}", &tall.div_ceil(4).to_string())
+                .replace("{{TALL}}", &tall.to_string())
+                .replace("{{COLS}}", &cols.to_string())
+                .replace("{{WIDE}}", &wide.to_string())
+                .replace("{{START}}", &start)
+                .replace("{{LOAD}}", &load)
+                .replace("{{STORE}}", &store);
             let params = [
                 tokens as u32,
                 per as u32,
                 runs as u32,
                 (k / tall) as u32,
-                (seg.len() / cols) as u32,
+                groups as u32,
                 seg.start as u32,
                 w as u32,
                 0,
             ];
             let bind = vec![Bind::In(0), Bind::In(next), Bind::Scratch(0)];
-            let work = runs * (k / tall) * (seg.len() / cols);
-            kernels.push(kernel("mhc_project_weight", text.clone(), bind, params, work));
+            let work = runs * (k / tall) * (groups / wide);
+            kernels.push(kernel("mhc_project_weight", text, bind, params, work));
             next += 1;
         }
         let mask = (0..3).fold(0, |m, s| m | (self.has[s] as u32) << s);
