@@ -303,7 +303,7 @@ pub struct TrainConfig {
     pub log_every: usize,
     /// Evaluations without a better normalized entropy before the run stops; 0 = never. Default 3.
     pub patience: usize,
-    /// Peak learning rate of AdamW. Default 1e-3.
+    /// Peak learning rate of AdamW. Default 2e-3.
     pub lr: f64,
     /// Default "cosine".
     pub schedule: Schedule,
@@ -321,7 +321,7 @@ pub struct TrainConfig {
     pub clip: f64,
     /// Default "adagrad".
     pub embedding: EmbeddingOptimizer,
-    /// Peak learning rate of the embedding rows. Default 0.02.
+    /// Peak learning rate of the embedding rows. Default 0.05.
     pub embedding_lr: f64,
     /// ε of the embedding optimiser. Default 1e-8.
     pub embedding_eps: f64,
@@ -387,7 +387,7 @@ impl Default for TrainConfig {
             checkpoint_every: 0,
             log_every: 20,
             patience: 3,
-            lr: 1e-3,
+            lr: 2e-3,
             schedule: Schedule::Cosine,
             warmup: 20,
             beta1: 0.9,
@@ -396,7 +396,7 @@ impl Default for TrainConfig {
             weight_decay: 0.01,
             clip: 1.0,
             embedding: EmbeddingOptimizer::Adagrad,
-            embedding_lr: 0.02,
+            embedding_lr: 0.05,
             embedding_eps: 1e-8,
             embedding_init: 0.05,
         }
