@@ -55,20 +55,23 @@ impl Map {
         let root = self.expr.ins.len() - 1;
         const TASK: usize = 32 * BLOCK;
         out.par_chunks_mut(TASK).enumerate().for_each(|(t, chunk)| {
-            T::simd(|| {
-                let mut regs: Vec<[T; BLOCK]> = Vec::new();
-                for (k, block) in chunk.chunks_mut(BLOCK).enumerate() {
-                    let start = t * TASK + k * BLOCK;
-                    let n = block.len();
-                    self.expr.eval(n, &mut regs, |i, r| {
-                        // SAFETY: reach was checked above for every output element. An input that shares
-                        // the output's buffer is read here, before this block is written, and only at the
-                        // block's own elements (`may_alias` lists only identity accesses).
-                        unsafe { self.access[i].load(src.get(i), start, r) }
-                    });
-                    block.copy_from_slice(&regs[root][..n]);
-                }
-            })
+            T::simd(
+                #[inline(always)]
+                || {
+                    let mut regs: Vec<[T; BLOCK]> = Vec::new();
+                    for (k, block) in chunk.chunks_mut(BLOCK).enumerate() {
+                        let start = t * TASK + k * BLOCK;
+                        let n = block.len();
+                        self.expr.eval(n, &mut regs, |i, r| {
+                            // SAFETY: reach was checked above for every output element. An input that shares
+                            // the output's buffer is read here, before this block is written, and only at the
+                            // block's own elements (`may_alias` lists only identity accesses).
+                            unsafe { self.access[i].load(src.get(i), start, r) }
+                        });
+                        block.copy_from_slice(&regs[root][..n]);
+                    }
+                },
+            )
         });
     }
 }

@@ -285,26 +285,29 @@ unsafe fn add_parts<T: Real>(parts: &[Vec<T>], out: *mut T, len: usize, keep: bo
 /// # Safety
 /// `block` has `len` writable elements, which are C's elements from `start`; extras are readable at them.
 unsafe fn run_epilogue<T: Real>(e: &Epilogue, extras: &[View<T>], block: *mut T, start: usize, len: usize) {
-    T::simd(|| {
-        let mut regs: Vec<[T; BLOCK]> = Vec::new();
-        let root = e.expr.ins.len() - 1;
-        let mut done = 0;
-        while done < len {
-            let n = BLOCK.min(len - done);
-            // SAFETY: within the block.
-            let c = unsafe { std::slice::from_raw_parts_mut(block.add(done), n) };
-            e.expr.eval(n, &mut regs, |i, r| {
-                if i == 0 {
-                    r.copy_from_slice(c);
-                } else {
-                    // SAFETY: by the caller.
-                    unsafe { e.access[i - 1].load(extras[i - 1].p, start + done, r) }
-                }
-            });
-            c.copy_from_slice(&regs[root][..n]);
-            done += n;
-        }
-    });
+    T::simd(
+        #[inline(always)]
+        || {
+            let mut regs: Vec<[T; BLOCK]> = Vec::new();
+            let root = e.expr.ins.len() - 1;
+            let mut done = 0;
+            while done < len {
+                let n = BLOCK.min(len - done);
+                // SAFETY: within the block.
+                let c = unsafe { std::slice::from_raw_parts_mut(block.add(done), n) };
+                e.expr.eval(n, &mut regs, |i, r| {
+                    if i == 0 {
+                        r.copy_from_slice(c);
+                    } else {
+                        // SAFETY: by the caller.
+                        unsafe { e.access[i - 1].load(extras[i - 1].p, start + done, r) }
+                    }
+                });
+                c.copy_from_slice(&regs[root][..n]);
+                done += n;
+            }
+        },
+    );
 }
 
 impl Op for Matmul {

@@ -6,6 +6,8 @@
 //! r = √(ms + ε) comes after, in a map. Backward, two operations: dS = draw φᵀ + (2/nd) dms S (+ what came
 //! before), and dφ = vᵀ draw, a long sum over tokens. Outputs without a gradient count as zeros.
 
+#![allow(clippy::needless_range_loop, clippy::explicit_counter_loop)] // arrays walked in step
+
 use super::streams::{MAX_STREAMS, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;

@@ -1,6 +1,8 @@
 //! Sinkhorn-Knopp on the CPU (see `sinkhorn.rs` for the method): [`exact`], one token in f64, which is the
 //! oracle and finishes the tokens whose scalings grow too far for f32; and f32 with one token a vector lane.
 
+#![allow(clippy::needless_range_loop)] // several fixed-size arrays walked in step
+
 use bytemuck::Zeroable;
 use pulp::{Arch, Simd, WithSimd};
 

@@ -5,6 +5,8 @@
 //! coefficients. Backward, one operation: dS[i] = Σ_o res[o, i] dS'[o], df = Σ_o post[o] dS'[o],
 //! dres[o, i] = ⟨dS'[o], S[i]⟩, dpost[o] = ⟨dS'[o], f⟩; on the device two kernels (eight buffers each at most).
 
+#![allow(clippy::needless_range_loop)] // several fixed-size arrays walked in step
+
 use super::streams::{MAX_STREAMS, TOKENS_PER_TASK, load, split, store, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
