@@ -1,23 +1,31 @@
 //! Layer norm, RMS norm, softmax and attention on the software Vulkan driver and on the CPU executor, beside
-//! one thread's memcpy in the same run. Bytes are counted as: every input read once, every output written once.
+//! one thread's memcpy in turns. Best of fifteen. Bytes are counted as: every input read once, every output written once.
 
 use birkhoff::graph::exec::{Device, Program, State};
 use birkhoff::graph::testing::{noise, software_device};
 use birkhoff::graph::{Graph, Tensor};
 use std::time::Instant;
 
-/// Median of five, after one that compiles and warms.
-fn seconds(mut f: impl FnMut()) -> f64 {
+const LEN: usize = 1 << 22;
+
+/// Best seconds of `f`, and of a copy of `LEN` floats by one thread, in turns: what else the machine does
+/// in the meantime touches both. After one run that compiles and warms.
+fn seconds(mut f: impl FnMut()) -> (f64, f64) {
+    let from = vec![1f32; LEN];
+    let mut to = vec![0f32; LEN];
     f();
-    let mut t: Vec<f64> = (0..5)
-        .map(|_| {
-            let t = Instant::now();
-            f();
-            t.elapsed().as_secs_f64()
-        })
-        .collect();
-    t.sort_by(f64::total_cmp);
-    t[2]
+    let time = |f: &mut dyn FnMut()| {
+        let t = Instant::now();
+        f();
+        t.elapsed().as_secs_f64()
+    };
+    (0..15).fold((f64::MAX, f64::MAX), |(a, b), _| {
+        let copy = time(&mut || {
+            to.copy_from_slice(std::hint::black_box(&from));
+            std::hint::black_box(&to);
+        });
+        (a.min(time(&mut f)), b.min(copy))
+    })
 }
 
 fn case(
@@ -25,7 +33,7 @@ fn case(
     shape: &[usize],
     backward: bool,
     build: &dyn Fn(&mut Graph, Tensor) -> Tensor,
-) -> f64 {
+) -> (f64, f64) {
     let mut g = Graph::new();
     let x = g.state("x", shape);
     let y = build(&mut g, x);
@@ -49,15 +57,6 @@ fn case(
 }
 
 fn main() {
-    const LEN: usize = 1 << 22;
-    let from = vec![1f32; LEN];
-    let mut to = vec![0f32; LEN];
-    let copy = seconds(|| {
-        to.copy_from_slice(std::hint::black_box(&from));
-        std::hint::black_box(&to);
-    });
-    let memcpy = 8.0 * LEN as f64 / copy / 1e9;
-    println!("memcpy, one thread: {memcpy:.1} GB/s");
     let mut devices = vec![Device::Cpu];
     devices.extend(software_device());
     for d in &devices {
@@ -75,12 +74,13 @@ fn main() {
                 ("softmax", &|g, x| g.softmax(x)),
             ];
             for (name, build) in ops {
-                let t = case(d, &shape, false, build);
-                let rate = 8.0 * LEN as f64 / t / 1e9;
-                let t2 = case(d, &shape, true, build);
+                let ((t, copy), (t2, _)) = (case(d, &shape, false, build), case(d, &shape, true, build));
+                let rate = |t: f64| 8.0 * LEN as f64 / t / 1e9;
                 println!(
-                    "  {name:12} width {width:4}: {rate:6.2} GB/s, {:.2} of memcpy; with its gradient {:.2} ms",
-                    rate / memcpy,
+                    "  {name:12} width {width:4}: {:6.2} GB/s, {:.2} of memcpy's {:.1}; with its gradient {:.2} ms",
+                    rate(t),
+                    copy / t,
+                    rate(copy),
                     t2 * 1e3
                 );
             }
@@ -90,7 +90,7 @@ fn main() {
             let (k, v) = (g.state("k", shape), g.state("v", shape));
             g.attention(x, k, v, 4)
         };
-        let (f, b) = (case(d, &shape, false, &attention), case(d, &shape, true, &attention));
+        let ((f, _), (b, _)) = (case(d, &shape, false, &attention), case(d, &shape, true, &attention));
         println!("  attention {shape:?}, 4 heads: {:.2} ms, with its gradient {:.2} ms", f * 1e3, b * 1e3);
     }
 }
