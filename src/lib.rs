@@ -21,6 +21,7 @@
 
 pub mod cli;
 pub mod data;
+pub mod diagnose;
 pub mod gpu;
 pub mod graph;
 pub mod model;

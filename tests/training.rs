@@ -56,7 +56,8 @@ fn train(cfg: &Config, rows: u64, device: &Device) -> (Vec<f64>, Summary) {
     let run = RunFolder::create(&dir.path().join("run"), false).unwrap();
     run.begin(cfg).unwrap();
     let mut losses = Losses::default();
-    let summary = pollster::block_on(trainer.run(data.clone(), data, &run, &mut losses)).unwrap();
+    let summary =
+        pollster::block_on(trainer.run(data.clone(), data, &mut run.store().unwrap(), &mut losses)).unwrap();
     (losses.0, summary)
 }
 
@@ -182,7 +183,7 @@ fn device_memory_is_flat_over_two_thousand_steps() {
     let run = RunFolder::create(&dir.path().join("run"), false).unwrap();
     run.begin(&cfg).unwrap();
     let mut watch = Watch(vec![], 0);
-    pollster::block_on(trainer.run(data.clone(), data, &run, &mut watch)).unwrap();
+    pollster::block_on(trainer.run(data.clone(), data, &mut run.store().unwrap(), &mut watch)).unwrap();
     println!("resident memory: {:?}", watch.0);
     let [(_, a), (_, b)] = watch.0[..] else { panic!("2,000 steps: {:?}", watch.0) };
     assert!(b <= a + 8 * 1024, "resident memory grew from {a} to {b} KiB");

@@ -70,7 +70,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
     }
     let mut report = Console::new(args, &cfg, train.rows.len() as u64);
     let (train, valid) = (Arc::new(train), Arc::new(valid));
-    let summary = pollster::block_on(trainer.run(train, valid, &folder, &mut report));
+    let mut store = folder.store()?;
+    let summary = pollster::block_on(trainer.run(train, valid, &mut store, &mut report));
     report.bar.finish_and_clear();
     let summary = summary?;
     if args.profile {
@@ -226,6 +227,7 @@ impl Report for Console {
                     if *best { "  (best, kept)" } else { "" }
                 ));
             }
+            Event::Diagnose(_) => {}
         }
         if self.json {
             output::json(e)?;

@@ -99,11 +99,39 @@ pub struct Checkpoint {
 /// Writes tensors, atomically: a crash leaves the old file.
 pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<(), CheckpointError> {
     let fail = |message: String| CheckpointError { path: path.display().to_string(), message };
+    let (text, sorted) = head(tensors, meta).map_err(fail)?;
+    let write = |w: &mut io::BufWriter<File>| write_whole(w, &text, &sorted);
+    write_atomic(path, write).map_err(|e| match e {
+        super::run::RunError::Io { message, .. } => fail(format!("cannot write the checkpoint: {message}")),
+        other => fail(other.to_string()),
+    })
+}
+
+/// The bytes of the file that [`save`] writes.
+pub fn to_bytes(tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<Vec<u8>, CheckpointError> {
+    let fail = |message: String| CheckpointError { path: "checkpoint".into(), message };
+    let (text, sorted) = head(tensors, meta).map_err(fail)?;
+    let mut bytes = vec![];
+    write_whole(&mut bytes, &text, &sorted).map_err(|e| fail(e.to_string()))?;
+    Ok(bytes)
+}
+
+fn write_whole(w: &mut impl Write, text: &str, sorted: &[&TensorRef<'_>]) -> io::Result<()> {
+    w.write_all(&(text.len() as u64).to_le_bytes())?;
+    w.write_all(text.as_bytes())?;
+    sorted.iter().try_for_each(|t| write_f32(&mut |bytes| w.write_all(bytes), t.data))
+}
+
+/// The header's text, and the tensors in the order of the file.
+fn head<'a, 'b>(
+    tensors: &'a [TensorRef<'b>],
+    meta: &CheckpointMeta,
+) -> Result<(String, Vec<&'a TensorRef<'b>>), String> {
     let mut sorted: Vec<&TensorRef<'_>> = tensors.iter().collect();
     sorted.sort_by_key(|t| t.name);
     for pair in sorted.windows(2) {
         if pair[0].name == pair[1].name {
-            return Err(fail(format!("two tensors are named `{}`", pair[0].name)));
+            return Err(format!("two tensors are named `{}`", pair[0].name));
         }
     }
     let mut header = Map::new();
@@ -111,7 +139,7 @@ pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Re
     let mut offset = 0;
     for t in &sorted {
         if elements(t.shape) != Some(t.data.len()) || t.name == "__metadata__" {
-            return Err(fail(format!("`{}` {:?} does not have {} elements", t.name, t.shape, t.data.len())));
+            return Err(format!("`{}` {:?} does not have {} elements", t.name, t.shape, t.data.len()));
         }
         let end = offset + t.data.len() * 4;
         header
@@ -124,7 +152,7 @@ pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Re
             },
             t.data,
         )
-        .map_err(|e| fail(e.to_string()))?;
+        .map_err(|e| e.to_string())?;
     }
     let mut about: BTreeMap<&str, String> = meta.extra.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
     about.insert("birkhoff_format", FORMAT.to_string());
@@ -138,15 +166,7 @@ pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Re
     let mut text = Value::Object(whole).to_string();
     // Readers may map the file: the data start at a multiple of 8 bytes.
     text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
-    let write = |w: &mut io::BufWriter<File>| {
-        w.write_all(&(text.len() as u64).to_le_bytes())?;
-        w.write_all(text.as_bytes())?;
-        sorted.iter().try_for_each(|t| write_f32(&mut |bytes| w.write_all(bytes), t.data))
-    };
-    write_atomic(path, write).map_err(|e| match e {
-        super::run::RunError::Io { message, .. } => fail(format!("cannot write the checkpoint: {message}")),
-        other => fail(other.to_string()),
-    })
+    Ok((text, sorted))
 }
 
 /// Reads the header alone: what is in the file, without its data.

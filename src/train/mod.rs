@@ -6,4 +6,5 @@ pub mod metrics;
 pub mod run;
 pub mod schedule;
 pub mod step;
+pub mod store;
 pub mod trainer;

@@ -8,6 +8,9 @@
 //! | `metrics.jsonl` | while training | one JSON object a logged step or evaluation |
 //! | `weights.safetensors` | at each better evaluation | the best weights so far |
 //! | `last.safetensors` | at each checkpoint | the newest weights |
+//! | `snapshots/` | at each diagnosis | residual matrices, one safetensors file each ([`crate::diagnose`]) |
+//! | `model.json` | at the start | the layers, their parameters and costs |
+//! | `profile.json` | after a profiled step | time by operation |
 //! | `summary.json` | at the end | the result; its presence means *finished* |
 
 use std::ffi::OsStr;
@@ -17,18 +20,22 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::diagnose::Snapshot;
 use crate::model::config::{Config, ConfigError};
 
-const CONFIG: &str = "config.toml";
-const VOCAB: &str = "vocab.json";
-const WEIGHTS: &str = "weights.safetensors";
-const LAST: &str = "last.safetensors";
-const METRICS: &str = "metrics.jsonl";
-const SUMMARY: &str = "summary.json";
+pub(crate) const CONFIG: &str = "config.toml";
+pub(crate) const VOCAB: &str = "vocab.json";
+pub(crate) const WEIGHTS: &str = "weights.safetensors";
+pub(crate) const LAST: &str = "last.safetensors";
+pub(crate) const METRICS: &str = "metrics.jsonl";
+pub(crate) const SUMMARY: &str = "summary.json";
+pub(crate) const SNAPSHOTS: &str = "snapshots";
+pub(crate) const MODEL: &str = "model.json";
+pub(crate) const PROFILE: &str = "profile.json";
 const LOCK: &str = ".lock";
 
 /// Every file of a run. The summary comes first: without it an old run no longer looks finished.
-const FILES: [&str; 6] = [SUMMARY, WEIGHTS, LAST, METRICS, VOCAB, CONFIG];
+const FILES: [&str; 8] = [SUMMARY, WEIGHTS, LAST, METRICS, MODEL, PROFILE, VOCAB, CONFIG];
 
 /// How a `config.toml` written by this module starts. No other folder is ever taken for a run.
 const MARK: &str = "# birkhoff run";
@@ -154,6 +161,7 @@ impl RunFolder {
         for name in FILES.into_iter().filter(|&name| name != CONFIG) {
             remove(&self.path.join(name))?;
         }
+        self.remove_snapshots()?;
         let entries = fs::read_dir(&self.path).map_err(io_error(&self.path, "list the folder"))?;
         for entry in entries.flatten() {
             let name = entry.file_name();
@@ -168,6 +176,20 @@ impl RunFolder {
             config.to_toml()?
         );
         write_atomic(&self.config_path(), |w| w.write_all(text.as_bytes()))
+    }
+
+    /// Removes the snapshots of an earlier run; a folder that holds something else as well stays.
+    fn remove_snapshots(&self) -> Result<(), RunError> {
+        let folder = self.snapshots_path();
+        let Ok(entries) = fs::read_dir(&folder) else { return Ok(()) };
+        for entry in entries.flatten() {
+            if Snapshot::step_of(&entry.file_name().to_string_lossy()).is_some() {
+                remove(&entry.path())?;
+            }
+        }
+        // not empty: not ours alone
+        let _ = fs::remove_dir(&folder);
+        Ok(())
     }
 
     /// What the user should be told about an earlier run in this folder.
@@ -203,6 +225,11 @@ impl RunFolder {
     /// `metrics.jsonl`.
     pub fn metrics_path(&self) -> PathBuf {
         self.path.join(METRICS)
+    }
+
+    /// `snapshots`, the folder of the diagnoses' matrices.
+    pub fn snapshots_path(&self) -> PathBuf {
+        self.path.join(SNAPSHOTS)
     }
 
     /// `summary.json`.

@@ -3,25 +3,27 @@
 //! Nothing here knows which device it runs on, and nothing waits for it except where numbers are read: every
 //! `log_every` steps and at evaluations. The loop is an `async fn` so that a browser can run it too.
 
-use super::checkpoint::{self, CheckpointMeta, TensorSpec};
+use super::checkpoint::{CheckpointMeta, TensorSpec};
 use super::infer::{Inputs, Scorer, tensor_specs, to_tensors, upload};
-use super::run::{MetricsLog, RunFolder};
 use super::schedule::{Decay, Schedule};
 use super::step::{RUNNING, hyper, training_step};
+use super::store::{Store, Weights};
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::data::metrics::Metrics;
 use crate::data::rows::Dataset;
+use crate::diagnose::{Record, Snapshot};
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
 use crate::model::params::Param;
 use anyhow::{Context, bail};
-use serde::Serialize;
-use std::path::Path;
+use serde::{Deserialize, Serialize};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// What the loop reports while it runs.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Event {
     /// Every `log_every` steps.
@@ -59,6 +61,8 @@ pub enum Event {
         /// Seconds since the start of training.
         seconds: f64,
     },
+    /// Every `diagnose_every` steps.
+    Diagnose(Record),
 }
 
 /// How a run ended.
@@ -173,11 +177,10 @@ impl Trainer {
         &mut self,
         train: Arc<Dataset>,
         valid: Arc<Dataset>,
-        run: &RunFolder,
+        store: &mut dyn Store,
         report: &mut dyn Report,
     ) -> anyhow::Result<Summary> {
         let t = self.cfg.train.clone();
-        let mut log = run.metrics()?;
         let begin = Instant::now();
         let mut training = 0.0;
         let mut rows = 0u64;
@@ -205,36 +208,46 @@ impl Trainer {
                 window.steps += 1;
                 report.batch(batch.rows);
                 loader.recycle(batch);
-                let last = self.step == self.schedule.total;
+                if let Some(wait) = report.pause() {
+                    wait.await;
+                }
+                let stop = report.stop();
+                let last = stop || self.step == self.schedule.total;
                 if self.step.is_multiple_of(t.log_every.max(1) as u64) || last {
                     let e = self.log_step(&mut window, &mut training, epoch, rows, factor, begin).await?;
-                    log.append(&e)?;
+                    store.log(&e)?;
                     report.event(&e)?;
                 }
                 if t.checkpoint_every > 0 && self.step.is_multiple_of(t.checkpoint_every as u64) {
-                    self.save(&run.last_path(), None).await?;
+                    self.save(store, Weights::Last, None).await?;
                 }
                 if t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && !last {
                     training += window.flush();
-                    let stop = self.evaluate(&valid, epoch, run, &mut log, report, begin).await?;
+                    let worse = self.evaluate(&valid, epoch, store, report, begin).await?;
                     window.begin = Instant::now();
-                    if stop {
+                    if worse {
                         stopped_early = true;
                         break 'epochs;
                     }
+                }
+                if stop {
+                    training += window.flush();
+                    self.evaluate(&valid, epoch, store, report, begin).await?;
+                    stopped_early = true;
+                    break 'epochs;
                 }
             }
             training += window.flush();
             let already =
                 t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && epochs < t.epochs;
-            if !already && self.evaluate(&valid, epoch, run, &mut log, report, begin).await? {
+            if !already && self.evaluate(&valid, epoch, store, report, begin).await? {
                 stopped_early = epochs < t.epochs;
                 break;
             }
             window.begin = Instant::now();
         }
         if t.checkpoint_every > 0 {
-            self.save(&run.last_path(), None).await?;
+            self.save(store, Weights::Last, None).await?;
         }
         let (_, best_step, metrics) = self.best.clone().context("no evaluation took place")?;
         let summary = Summary {
@@ -251,8 +264,8 @@ impl Trainer {
             device: self.device.name(),
             seed: t.seed,
         };
-        log.append(&summary)?;
-        run.finish(&summary)?;
+        store.log(&summary)?;
+        store.finish(&serde_json::to_value(&summary)?)?;
         Ok(summary)
     }
 
@@ -300,8 +313,7 @@ impl Trainer {
         &mut self,
         valid: &Arc<Dataset>,
         epoch: usize,
-        run: &RunFolder,
-        log: &mut MetricsLog,
+        store: &mut dyn Store,
         report: &mut dyn Report,
         begin: Instant,
     ) -> anyhow::Result<bool> {
@@ -318,7 +330,7 @@ impl Trainer {
         if best {
             self.best = Some((score, self.step, metrics.clone()));
             self.bad_evals = 0;
-            self.save(&run.weights_path(), Some(&metrics)).await?;
+            self.save(store, Weights::Best, Some(&metrics)).await?;
         } else {
             self.bad_evals += 1;
         }
@@ -329,12 +341,17 @@ impl Trainer {
             best,
             seconds: begin.elapsed().as_secs_f64(),
         };
-        log.append(&e)?;
+        store.log(&e)?;
         report.event(&e)?;
         Ok(self.cfg.train.patience > 0 && self.bad_evals >= self.cfg.train.patience)
     }
 
-    async fn save(&self, path: &Path, metrics: Option<&Metrics>) -> anyhow::Result<()> {
+    async fn save(
+        &self,
+        store: &mut dyn Store,
+        which: Weights,
+        metrics: Option<&Metrics>,
+    ) -> anyhow::Result<()> {
         let names: Vec<&str> = self.params.iter().map(|p| p.name.as_str()).collect();
         let values = self.state.get(&names).await?;
         let mut meta =
@@ -342,8 +359,7 @@ impl Trainer {
         if let Some(ne) = metrics.and_then(|m| m.ne) {
             meta.extra.insert("valid_ne".into(), ne.to_string());
         }
-        checkpoint::save(path, &to_tensors(&self.specs, &self.params, &values), &meta)?;
-        Ok(())
+        store.weights(which, &to_tensors(&self.specs, &self.params, &values), &meta)
     }
 }
 
@@ -367,8 +383,21 @@ impl Window {
 pub trait Report {
     /// So many rows were trained on.
     fn batch(&mut self, rows: usize);
-    /// A step was logged or an evaluation done.
+    /// A step was logged, an evaluation or a diagnosis done.
     fn event(&mut self, e: &Event) -> anyhow::Result<()>;
+    /// The matrices of a diagnosis.
+    fn snapshot(&mut self, _: &Snapshot) -> anyhow::Result<()> {
+        Ok(())
+    }
+    /// Asked after each step and each batch of an evaluation: something to wait for before the next, such as
+    /// a browser's next frame. `None` costs nothing.
+    fn pause(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + '_>>> {
+        None
+    }
+    /// Asked after each step: whether to end here, as if the last epoch were over.
+    fn stop(&mut self) -> bool {
+        false
+    }
 }
 
 /// Nobody.

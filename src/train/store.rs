@@ -1,0 +1,137 @@
+//! Where a run's files go: a folder on disk, or memory (a browser tab).
+
+use super::checkpoint::{self, CheckpointMeta, TensorRef};
+use super::run::{LAST, MetricsLog, RunFolder, SNAPSHOTS, SUMMARY, WEIGHTS, write_atomic};
+use crate::diagnose::Snapshot;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Which weights are saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// `weights.safetensors`: the best so far.
+    Best,
+    /// `last.safetensors`: the newest.
+    Last,
+}
+
+/// Receives what a run writes.
+pub trait Store {
+    /// A line for `metrics.jsonl`.
+    fn record(&mut self, record: &serde_json::Value) -> anyhow::Result<()>;
+    /// Weights, replacing those saved before.
+    fn weights(
+        &mut self,
+        which: Weights,
+        tensors: &[TensorRef<'_>],
+        meta: &CheckpointMeta,
+    ) -> anyhow::Result<()>;
+    /// The matrices of a diagnosis.
+    fn snapshot(&mut self, snapshot: &Snapshot) -> anyhow::Result<()>;
+    /// A small file that describes the run, such as `model.json`, replacing the one before.
+    fn file(&mut self, name: &str, bytes: &[u8]) -> anyhow::Result<()>;
+    /// The summary: from here on the run is finished.
+    fn finish(&mut self, summary: &serde_json::Value) -> anyhow::Result<()>;
+}
+
+impl dyn Store + '_ {
+    /// A record of any type.
+    pub fn log(&mut self, record: &impl Serialize) -> anyhow::Result<()> {
+        self.record(&serde_json::to_value(record)?)
+    }
+}
+
+/// A run folder, its `metrics.jsonl` open.
+#[derive(Debug)]
+pub struct FolderStore {
+    path: PathBuf,
+    log: MetricsLog,
+}
+
+impl RunFolder {
+    /// Opens the folder's files for a training run.
+    pub fn store(&self) -> anyhow::Result<FolderStore> {
+        Ok(FolderStore { path: self.path().to_owned(), log: self.metrics()? })
+    }
+}
+
+impl Store for FolderStore {
+    fn record(&mut self, record: &serde_json::Value) -> anyhow::Result<()> {
+        Ok(self.log.append(record)?)
+    }
+
+    fn weights(
+        &mut self,
+        which: Weights,
+        tensors: &[TensorRef<'_>],
+        meta: &CheckpointMeta,
+    ) -> anyhow::Result<()> {
+        let name = if which == Weights::Best { WEIGHTS } else { LAST };
+        Ok(checkpoint::save(&self.path.join(name), tensors, meta)?)
+    }
+
+    fn snapshot(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
+        let folder = self.path.join(SNAPSHOTS);
+        std::fs::create_dir_all(&folder)
+            .map_err(|e| anyhow::anyhow!("{}: cannot make the folder: {e}", folder.display()))?;
+        let bytes = snapshot.to_bytes();
+        Ok(write_atomic(&folder.join(Snapshot::file_name(snapshot.step)), |w| {
+            std::io::Write::write_all(w, &bytes)
+        })?)
+    }
+
+    fn file(&mut self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(write_atomic(&self.path.join(name), |w| std::io::Write::write_all(w, bytes))?)
+    }
+
+    fn finish(&mut self, summary: &serde_json::Value) -> anyhow::Result<()> {
+        let mut text = serde_json::to_string_pretty(summary)?;
+        text.push('\n');
+        self.file(SUMMARY, text.as_bytes())
+    }
+}
+
+/// A run in memory, by file name: what a run folder holds, as bytes.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryStore {
+    /// `metrics.jsonl`, line by line.
+    pub records: Vec<serde_json::Value>,
+    /// Snapshots in order.
+    pub snapshots: Vec<Snapshot>,
+    /// Every other file, by name.
+    pub files: BTreeMap<String, Vec<u8>>,
+}
+
+impl Store for MemoryStore {
+    fn record(&mut self, record: &serde_json::Value) -> anyhow::Result<()> {
+        self.records.push(record.clone());
+        Ok(())
+    }
+
+    fn weights(
+        &mut self,
+        which: Weights,
+        tensors: &[TensorRef<'_>],
+        meta: &CheckpointMeta,
+    ) -> anyhow::Result<()> {
+        let name = if which == Weights::Best { WEIGHTS } else { LAST };
+        self.files.insert(name.into(), checkpoint::to_bytes(tensors, meta)?);
+        Ok(())
+    }
+
+    fn snapshot(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
+        self.snapshots.push(snapshot.clone());
+        Ok(())
+    }
+
+    fn file(&mut self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        self.files.insert(name.into(), bytes.to_vec());
+        Ok(())
+    }
+
+    fn finish(&mut self, summary: &serde_json::Value) -> anyhow::Result<()> {
+        self.files.insert(SUMMARY.into(), serde_json::to_vec_pretty(summary)?);
+        Ok(())
+    }
+}
