@@ -19,6 +19,7 @@
 //! # Ok::<(), birkhoff::model::config::ConfigError>(())
 //! ```
 
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod data;
 pub mod diagnose;

@@ -6,7 +6,8 @@ use crate::ops::Real;
 use crate::ops::cpu::{Cpu, Slot};
 use std::any::TypeId;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use web_time::Instant;
 
 /// Persistent values by name.
 #[derive(Clone, Debug, Default)]

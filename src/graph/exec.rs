@@ -25,6 +25,22 @@ impl Device {
         Device::Gpu(gpu, caps)
     }
 
+    /// A browser cannot wait for a measurement: the default variants of the device's type.
+    #[cfg(target_arch = "wasm32")]
+    pub fn tuned(gpu: Gpu) -> Self {
+        let is_cpu = gpu.is_software();
+        Device::gpu(gpu, Arc::new(crate::ops::matmul::ByDevice { is_cpu }))
+    }
+
+    /// Waits for the answers that a browser gives late about buffers and shaders made so far; see
+    /// [`Gpu::settle`].
+    pub async fn settle(&self, doing: &str) -> Result<(), GpuError> {
+        match self {
+            Device::Cpu => Ok(()),
+            Device::Gpu(g, _) => g.settle(doing).await,
+        }
+    }
+
     /// Name for reports.
     pub fn name(&self) -> String {
         match self {

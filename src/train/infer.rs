@@ -5,11 +5,30 @@ use crate::data::metrics::{Metrics, MetricsAccumulator};
 use crate::data::{DataError, FittedEncoder};
 use crate::graph::exec::{Device, Program, State};
 use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, model, table_inputs};
-use crate::model::config::{Config, ConfigError};
+use crate::data::schema::{Encoding, Schema, Transform};
+use crate::model::config::{self, Config, ConfigError};
 use crate::model::params::{Kind, Param};
-use crate::train::checkpoint::{self, TensorRef, TensorSpec};
+use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
+use crate::train::trainer::Report;
 use std::path::Path;
 use std::sync::Arc;
+
+/// The schema that a configuration asks for.
+pub fn schema(d: &config::DataConfig) -> Schema {
+    let transform = match d.numeric {
+        config::Numeric::Log => Transform::Log,
+        config::Numeric::Standardize => Transform::STANDARDIZE,
+        config::Numeric::None => Transform::None,
+    };
+    let encoding = match d.encoding {
+        config::Encoding::Vocabulary => Encoding::Vocabulary {
+            min_count: d.min_count as _,
+            max_size: (d.max_size > 0).then_some(d.max_size as _),
+        },
+        config::Encoding::Hash => Encoding::Hash { buckets: d.buckets as _ },
+    };
+    Schema::criteo(transform, d.indicators, encoding)
+}
 
 /// Largest table that one device buffer holds, in bytes; the CPU has no limit.
 fn table_limit(device: &Device) -> usize {
@@ -181,12 +200,13 @@ impl Scorer {
         Ok(v)
     }
 
-    /// Metrics over all batches.
+    /// Metrics over all batches; `report` may pause between them.
     pub async fn evaluate(
         &mut self,
         state: &mut State,
         loader: &mut crate::data::loader::Loader,
         mut progress: impl FnMut(usize),
+        report: &mut dyn Report,
     ) -> anyhow::Result<Metrics> {
         let mut acc = MetricsAccumulator::new();
         while let Some(batch) = loader.next() {
@@ -195,6 +215,9 @@ impl Scorer {
             acc.push(&s, &batch.labels[..batch.rows], None);
             progress(batch.rows);
             loader.recycle(batch);
+            if let Some(wait) = report.pause() {
+                wait.await;
+            }
         }
         Ok(acc.finish())
     }
@@ -216,12 +239,28 @@ impl LoadedRun {
     /// Reads configuration, vocabularies and weights of a run folder.
     pub fn open(path: &Path, device: &Device) -> anyhow::Result<Self> {
         let run = crate::train::run::RunFolder::open(path)?;
-        let config = run.read_config()?;
-        let encoder = Arc::new(FittedEncoder::load(&run.vocab_path())?);
-        let inputs = Inputs::new(encoder, &config, device)?;
+        let encoder = FittedEncoder::load(&run.vocab_path())?;
+        let weights = run.weights_path();
+        Self::new(run.read_config()?, encoder, device, |specs| checkpoint::load(&weights, specs))
+    }
+
+    /// As [`LoadedRun::open`], from the contents of the run's files.
+    pub fn from_bytes(config: &str, vocab: &[u8], weights: &[u8], device: &Device) -> anyhow::Result<Self> {
+        use crate::train::run::{CONFIG, VOCAB, WEIGHTS};
+        let config = Config::from_text(CONFIG, config, &[])?;
+        let encoder = FittedEncoder::read_from(Path::new(VOCAB), vocab)?;
+        Self::new(config, encoder, device, |specs| checkpoint::from_bytes(WEIGHTS, weights, specs))
+    }
+
+    fn new(
+        config: Config,
+        encoder: FittedEncoder,
+        device: &Device,
+        weights: impl FnOnce(&[TensorSpec]) -> Result<Checkpoint, CheckpointError>,
+    ) -> anyhow::Result<Self> {
+        let inputs = Inputs::new(Arc::new(encoder), &config, device)?;
         let m = inputs.model(&config, config.train.eval_batch, false)?;
-        let specs = tensor_specs(&m.params);
-        let ck = checkpoint::load(&run.weights_path(), &specs)?;
+        let ck = weights(&tensor_specs(&m.params))?;
         let mut state = State::new(device);
         from_tensors(&m.params, ck.tensors, &mut state)?;
         let scorer = Scorer::new(&config, &inputs, device, &state)?;

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use web_time::Instant;
 
 /// What the loop reports while it runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -320,7 +320,7 @@ impl Trainer {
         let options = LoaderOptions::new(self.scorer.batch);
         let mut loader =
             Loader::dataset(valid.clone(), self.inputs.groups.clone(), Order::Sequential, options)?;
-        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| ()).await?;
+        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
         // one class only: NE is undefined, the log loss decides
         let score = metrics.ne.unwrap_or(metrics.logloss);
         if !score.is_finite() {
