@@ -21,6 +21,8 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(feature = "views")]
+pub mod dashboard;
 pub mod data;
 pub mod diagnose;
 pub mod gpu;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub mod args;
+pub mod dashboard;
 pub mod device;
 pub mod devices;
 pub mod eval;
@@ -67,6 +68,7 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Synth(args) => synth::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Dashboard(args) => dashboard::run(&args),
     }
 }
 
