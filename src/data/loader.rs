@@ -11,7 +11,6 @@ use super::encoder::FittedEncoder;
 use super::error::DataError;
 use super::rows::{Dataset, RawRows, SkipReport};
 
-pub(crate) use super::order::below;
 pub use super::order::{LoaderOptions, Order, permutation};
 
 /// An iterator over batches. Dropping it early stops its thread.

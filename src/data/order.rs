@@ -49,7 +49,7 @@ pub fn permutation(n: u32, seed: u64, epoch: u64) -> Vec<u32> {
 }
 
 /// A uniform number below `n` (Lemire's method), written out so that no library version changes it.
-pub(crate) fn below(rng: &mut ChaCha8Rng, n: u32) -> u32 {
+fn below(rng: &mut ChaCha8Rng, n: u32) -> u32 {
     let threshold = n.wrapping_neg() % n;
     loop {
         let product = u64::from(rng.next_u32()) * u64::from(n);

@@ -244,10 +244,16 @@ impl LoadedRun {
         Self::new(run.read_config()?, encoder, device, |specs| checkpoint::load(&weights, specs))
     }
 
-    /// As [`LoadedRun::open`], from the contents of the run's files.
-    pub fn from_bytes(config: &str, vocab: &[u8], weights: &[u8], device: &Device) -> anyhow::Result<Self> {
+    /// As [`LoadedRun::open`], from the contents of the run's files, for batches of `batch` rows.
+    pub fn from_bytes(
+        config: &str,
+        vocab: &[u8],
+        weights: &[u8],
+        batch: usize,
+        device: &Device,
+    ) -> anyhow::Result<Self> {
         use crate::train::run::{CONFIG, VOCAB, WEIGHTS};
-        let config = Config::from_text(CONFIG, config, &[])?;
+        let config = Config::from_text(CONFIG, config, &[format!("train.eval_batch={batch}")])?;
         let encoder = FittedEncoder::read_from(Path::new(VOCAB), vocab)?;
         Self::new(config, encoder, device, |specs| checkpoint::from_bytes(WEIGHTS, weights, specs))
     }

@@ -6,16 +6,20 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
+use birkhoff::dashboard::SharedRun;
 use birkhoff::diagnose::Snapshot;
 use birkhoff::gpu::{DeviceChoice, GpuOptions, Selected, select_async};
+use birkhoff::data::FittedEncoder;
 use birkhoff::graph::exec::Device;
+use birkhoff::model::config::Config;
 use birkhoff::train::checkpoint::{CheckpointMeta, TensorRef};
 use birkhoff::train::infer::{Inputs, schema};
 use birkhoff::train::store::{MemoryStore, Store, Weights};
 use birkhoff::train::trainer::{Event, Report, Summary, Trainer};
 
+use crate::host;
 use crate::pace::{Pace, next_frame};
-use crate::rows;
+use crate::rows::{self, Loaded};
 use crate::setup::{DeviceWord, Setup};
 
 /// Where a run stands.
@@ -33,7 +37,7 @@ pub enum Phase {
 }
 
 /// What the page and the run know of each other.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Progress {
     /// Where it stands.
     pub phase: Phase,
@@ -55,6 +59,8 @@ pub struct Progress {
     pub truth_ne: Option<f64>,
     /// Set by the page: end here.
     pub stop: bool,
+    /// What a dashboard follows.
+    pub shared: SharedRun,
 }
 
 /// A run; clones are the same.
@@ -91,23 +97,46 @@ pub fn device_name(device: &Device) -> String {
 }
 
 impl Session {
-    /// Starts a run; the page goes on at once.
-    pub fn start(setup: Setup) -> Session {
+    /// Starts a run that a dashboard follows; the page goes on at once. Rows that are there already are
+    /// not made again.
+    pub fn start(setup: Setup, shared: SharedRun, rows: Option<Rc<Loaded>>) -> Session {
         let session = Session::default();
+        session.0.borrow_mut().shared = shared;
         let s = session.clone();
         wasm_bindgen_futures::spawn_local(async move {
-            s.run(&setup).await;
+            s.run(&setup, rows).await;
         });
         session
     }
 
     /// Runs to the end; errors are in [`Progress::phase`].
-    pub async fn run(&self, setup: &Setup) {
-        let end = match self.train(setup).await {
+    pub async fn run(&self, setup: &Setup, rows: Option<Rc<Loaded>>) {
+        let end = match self.train(setup, rows).await {
             Ok(summary) => Phase::Finished(Box::new(summary)),
             Err(e) => Phase::Failed(one_line(&e)),
         };
-        self.0.borrow_mut().phase = end;
+        let mut p = self.0.borrow_mut();
+        if let Phase::Failed(text) = &end {
+            p.shared.problem(text);
+        }
+        p.phase = end;
+        drop(p);
+        host::wake();
+    }
+
+    /// For tests.
+    pub fn state(&self) -> serde_json::Value {
+        let p = self.0.borrow();
+        let (phase, error) = match &p.phase {
+            Phase::Preparing => ("preparing", None),
+            Phase::Training => ("training", None),
+            Phase::Finished(_) => ("finished", None),
+            Phase::Failed(e) => ("failed", Some(e.clone())),
+        };
+        serde_json::json!({
+            "phase": phase, "error": error, "doing": p.doing, "device": p.device, "step": p.step.0,
+            "steps": p.step.1, "events": p.events.len(), "step_ms": p.step_ms, "steps_per_frame": p.steps_per_frame,
+        })
     }
 
     /// Ends the run after its present step.
@@ -124,15 +153,23 @@ impl Session {
         self.0.borrow_mut().doing = text.into();
     }
 
-    async fn train(&self, setup: &Setup) -> anyhow::Result<Summary> {
+    async fn train(&self, setup: &Setup, rows: Option<Rc<Loaded>>) -> anyhow::Result<Summary> {
         let mut cfg = setup.config()?;
         self.say("opening the device");
         let device = open(setup.device).await?;
-        self.0.borrow_mut().device = device_name(&device);
-        let mut pace = Pace::new(&Device::Cpu);
-        let mut say = |text: String| self.say(text);
-        let data = rows::load(&setup.data, &schema(&cfg.data), &mut pace, &mut say).await?;
-        drop(pace);
+        {
+            let mut p = self.0.borrow_mut();
+            p.device = device_name(&device);
+            p.shared.device(&p.device);
+        }
+        let data = match rows {
+            Some(rows) => rows,
+            None => {
+                let mut pace = Pace::new(&Device::Cpu);
+                let mut say = |text: String| self.say(text);
+                Rc::new(rows::load(&setup.data, &schema(&cfg.data), &mut pace, &mut say).await?)
+            }
+        };
         self.0.borrow_mut().truth_ne = data.truth_ne;
         let per_epoch = data.train.rows.len().div_ceil(cfg.train.batch) as u64;
         if setup.steps > 0 {
@@ -154,12 +191,27 @@ impl Session {
             p.step = (0, limit);
             p.doing = String::new();
             p.store.files.insert("vocab.json".into(), vocab);
-            p.store.files.insert("config.toml".into(), cfg.to_toml()?.into_bytes());
+            let config = cfg.to_toml()?;
+            p.shared.config(&config);
+            p.shared.slots(slot_names(&cfg, &data.encoder));
+            p.store.files.insert("config.toml".into(), config.into_bytes());
         }
         let mut watch = Watch { session: self.clone(), pace: Pace::new(&device), steps: 0, limit };
         let mut store = PageStore(self.clone());
-        trainer.run(data.train, data.valid, &mut store, &mut watch).await
+        trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut watch).await
     }
+}
+
+/// What the features' slots are called: the numbers first, then the categories.
+fn slot_names(cfg: &Config, encoder: &FittedEncoder) -> Vec<String> {
+    let dense = cfg.model.features.dense_slots;
+    let mut names: Vec<String> = match (encoder.schema.numeric.is_empty(), dense) {
+        (true, _) => vec![],
+        (false, 1) => vec!["numbers".into()],
+        (false, n) => (0..n).map(|i| format!("numbers {i}")).collect(),
+    };
+    names.extend(encoder.schema.categorical.iter().map(|c| c.name.clone()));
+    names
 }
 
 /// An error with its causes, as one line.
@@ -190,7 +242,14 @@ impl Report for Watch {
     }
 
     fn event(&mut self, e: &Event) -> anyhow::Result<()> {
-        self.session.0.borrow_mut().events.push(e.clone());
+        let mut p = self.session.0.borrow_mut();
+        p.events.push(e.clone());
+        p.shared.event(e);
+        Ok(())
+    }
+
+    fn snapshot(&mut self, s: &Snapshot) -> anyhow::Result<()> {
+        self.session.0.borrow().shared.snapshot(s);
         Ok(())
     }
 
@@ -236,10 +295,17 @@ impl Store for PageStore {
     }
 
     fn file(&mut self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        let shared = self.0.0.borrow().shared.clone();
+        match name {
+            "model.json" => shared.card(serde_json::from_slice(bytes)?),
+            "profile.json" => shared.time(serde_json::from_slice(bytes)?),
+            _ => {}
+        }
         self.with(|s| s.file(name, bytes))
     }
 
     fn finish(&mut self, summary: &serde_json::Value) -> anyhow::Result<()> {
+        self.0.0.borrow().shared.finish(summary.clone());
         self.with(|s| s.finish(summary))
     }
 }

@@ -1,12 +1,11 @@
-// A static server for web/dist and a headless Chromium that opens it.
+// The built page in a headless Chromium, and the native program beside it.
 
-import { createServer } from "node:http";
-import { readFile } from "node:fs/promises";
 import { existsSync, mkdirSync } from "node:fs";
 import { execFileSync } from "node:child_process";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
+import { serve } from "./static.mjs";
 
 const here = path.dirname(fileURLToPath(import.meta.url));
 export const dist = process.env.BIRKHOFF_DIST ?? path.join(here, "..", "dist");
@@ -14,25 +13,8 @@ export const out = path.join(here, "out");
 export const binary = process.env.BIRKHOFF;
 mkdirSync(out, { recursive: true });
 
-const TYPES = { ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".wasm": "application/wasm", ".svg": "image/svg+xml", ".css": "text/css" };
-
-// Served below a folder: the page must work from any path.
-export async function serve(folder = dist, under = "/some/where/") {
-  const server = createServer(async (request, response) => {
-    const url = new URL(request.url, "http://localhost");
-    if (!url.pathname.startsWith(under)) return response.writeHead(404).end();
-    const name = url.pathname.slice(under.length) || "index.html";
-    const file = path.join(folder, path.normalize("/" + name));
-    try {
-      const body = await readFile(file);
-      response.writeHead(200, { "content-type": TYPES[path.extname(file)] ?? "application/octet-stream" }).end(body);
-    } catch {
-      response.writeHead(404).end();
-    }
-  });
-  await new Promise((go) => server.listen(0, "127.0.0.1", go));
-  return { url: `http://127.0.0.1:${server.address().port}${under}`, close: () => server.close() };
-}
+// Below a folder: the page must work from any path.
+export const serveDist = () => serve(dist, "/some/where/");
 
 export function findChromium() {
   const names = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"];
