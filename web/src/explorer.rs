@@ -215,7 +215,7 @@ impl Explorer {
         let mut changed = false;
         for k in 0..n * n {
             let rect = cell(cells, n, k);
-            let r = ui.interact(rect, ui.id().with(("logit", k)), Sense::click_and_drag());
+            let r = ui.interact(rect, ui.scope_id().with(("logit", k)), Sense::click_and_drag());
             host::name(format!("sinkhorn.logit.{}.{}", k / n, k % n), &r);
             let r = r.on_hover_and_drag_cursor(CursorIcon::ResizeVertical);
             if r.dragged() {

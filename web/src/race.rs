@@ -52,7 +52,7 @@ pub const RACE_PRESET: Preset = Preset {
     steps: 300,
     rows: 40_000,
     seed: 1,
-    set: &["model.width=8", "train.warmup=10", "train.log_every=5", "diagnose.every=20"],
+    set: &["model.width=8", "train.warmup=10", "train.log_every=5", "train.diagnose_every=10"],
 };
 
 /// Gains between these are called harmless, as in the dashboard.
