@@ -127,6 +127,23 @@ pub(crate) fn label(r: &RunData) -> String {
     }
 }
 
+/// Chooses the run of views that show a single one.
+pub(crate) fn run_picker(ui: &mut Ui, cx: &mut Cx<'_>) {
+    let p = Palette::of(ui);
+    let s = &mut cx.state.selected;
+    *s = (*s).min(cx.runs.len().saturating_sub(1));
+    let (rect, _) = ui.allocate_exact_size(vec2(12.0, 12.0), Sense::hover());
+    ui.painter().rect_filled(rect, 2.0, p.run(*s));
+    let name = |i: usize| cx.runs.get(i).map_or(String::new(), |e| label(&e.data));
+    let combo = egui::ComboBox::from_id_salt("run").selected_text(name(*s));
+    let r = combo.show_ui(ui, |ui| {
+        for i in 0..cx.runs.len() {
+            ui.selectable_value(s, i, name(i));
+        }
+    });
+    r.response.widget_info(|| egui::WidgetInfo::labeled(egui::Role::ComboBox, true, "run"));
+}
+
 /// The dashboard. [`Dashboard::ui`] draws all of it into any [`Ui`].
 pub struct Dashboard {
     runs: Vec<Entry>,
