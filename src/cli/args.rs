@@ -34,6 +34,8 @@ pub enum Command {
     Predict(PredictArgs),
     /// Write a synthetic click log whose best reachable normalized entropy is known.
     Synth(SynthArgs),
+    /// Show how the residual stream amplifies signals and gradients along depth.
+    Gains(GainsArgs),
     /// Show what a configuration costs: parameters, FLOPs, bytes, memory, dispatches.
     Inspect(InspectArgs),
     /// List the adapters that a model can run on.
@@ -190,6 +192,30 @@ pub struct PredictArgs {
     /// The device.
     #[command(flatten)]
     pub device: DeviceArg,
+}
+
+/// `birkhoff gains`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff gains runs/a
+  birkhoff gains runs/a --out gains.svg
+  birkhoff gains runs/a --step 200 --json
+
+A gain is the largest absolute row sum (forward) or column sum (backward) of the token-averaged residual
+matrix; the composite is the product of the matrices of several layers. Near 1 is stable.")]
+pub struct GainsArgs {
+    /// Run folder of `birkhoff train --out`
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// The diagnosis after this many steps [default: the last]
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// Draw curves and matrices into this .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `birkhoff synth`.

@@ -9,6 +9,9 @@ pub mod dashboard;
 pub mod device;
 pub mod devices;
 pub mod eval;
+#[cfg(feature = "plots")]
+pub mod figure;
+pub mod gains;
 pub mod inspect;
 pub mod output;
 pub mod predict;
@@ -66,6 +69,7 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Eval(args) => eval::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Gains(args) => gains::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Dashboard(args) => dashboard::run(&args),

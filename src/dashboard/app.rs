@@ -307,7 +307,7 @@ impl Dashboard {
         ui.horizontal(|ui| {
             ui.label(RichText::new("birkhoff").size(16.0).strong().color(p.accent));
             ui.add_space(8.0);
-            let room = ui.available_width() - 70.0;
+            let room = ui.available_width() - 90.0;
             let full = room > 640.0;
             for (i, v) in View::ALL.into_iter().enumerate() {
                 let title = if full { v.title() } else { v.title().split(' ').next().unwrap_or_default() };

@@ -3,6 +3,7 @@
 
 pub mod card;
 pub mod matrix;
+pub mod measure;
 pub mod record;
 pub mod snapshot;
 

@@ -115,6 +115,16 @@ impl<T: Real> CpuProgram<T> {
         self.times = Some(vec![Duration::ZERO; self.graph.nodes.len()]);
     }
 
+    /// Whether times are measured.
+    pub fn is_profiling(&self) -> bool {
+        self.times.is_some()
+    }
+
+    /// Measures no longer.
+    pub fn stop_profile(&mut self) {
+        self.times = None;
+    }
+
     /// Time in each node since [`CpuProgram::profile`]: (operation, scope, time).
     pub fn times(&self) -> Vec<(&'static str, String, Duration)> {
         let t = self.times.as_deref().unwrap_or_default();

@@ -25,6 +25,16 @@ impl Device {
         Device::Gpu(gpu, caps)
     }
 
+    /// Whether this is the CPU executor.
+    pub fn is_cpu(&self) -> bool {
+        matches!(self, Device::Cpu)
+    }
+
+    /// Whether kernels are timed by the device's own clock.
+    pub fn has_timestamps(&self) -> bool {
+        matches!(self, Device::Gpu(g, _) if g.features().contains(wgpu::Features::TIMESTAMP_QUERY))
+    }
+
     /// Name for reports.
     pub fn name(&self) -> String {
         match self {
@@ -32,6 +42,17 @@ impl Device {
             Device::Gpu(g, _) => g.info().name.clone(),
         }
     }
+}
+
+/// The time of one node in a run, or of one of its kernels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeTime {
+    /// The operation.
+    pub op: String,
+    /// Its scope; a quote marks the backward pass.
+    pub scope: String,
+    /// Microseconds.
+    pub micros: f64,
 }
 
 /// Persistent values (parameters, optimiser state) on a device.
@@ -170,11 +191,32 @@ impl Program {
         }
     }
 
+    /// Whether [`Program::start_profile`] is in force.
+    pub fn is_profiling(&self) -> bool {
+        matches!(self, Program::Cpu(p, _) if p.is_profiling())
+    }
+
     /// Seconds spent inside operations since [`Program::start_profile`]; 0 on a device.
     pub fn seconds_in_operations(&self) -> f64 {
         match self {
             Program::Cpu(p, _) => p.times().iter().map(|t| t.2.as_secs_f64()).sum(),
             Program::Gpu(..) => 0.0,
+        }
+    }
+
+    /// Time of every node: on the CPU of all runs since [`Program::start_profile`], which ends; on a device
+    /// of one more run, which changes the state as any run does. Empty on a CPU that was not measuring.
+    pub async fn node_times(&mut self) -> Result<Vec<NodeTime>, GpuError> {
+        match self {
+            Program::Cpu(p, _) => {
+                let times = p.times();
+                p.stop_profile();
+                Ok(times
+                    .into_iter()
+                    .map(|(op, scope, t)| NodeTime { op: op.into(), scope, micros: t.as_secs_f64() * 1e6 })
+                    .collect())
+            }
+            Program::Gpu(p, _) => p.node_times().await,
         }
     }
 

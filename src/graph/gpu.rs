@@ -3,12 +3,14 @@
 //! Everything is decided when the program is made: shaders, sizes, buffers, bind groups. A step uploads
 //! its inputs, submits, and returns; nothing is read back unless asked for.
 
+use super::exec::NodeTime;
 use super::plan::{Plan, plan};
 use super::{Graph, Source, Tensor};
 use crate::gpu::kernel::{Bind, Kernel};
 use crate::gpu::{Buffer, CommandList, Gpu, GpuError, Launch, Profile, Region};
 use crate::ops::{GpuCaps, GpuLaunch, GpuRequest, Op};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Persistent values on the device, by name.
 #[derive(Debug)]
@@ -59,6 +61,8 @@ pub struct GpuProgram {
     gpu: Gpu,
     plan: Plan,
     commands: CommandList,
+    /// Operation and scope of each dispatch.
+    origins: Vec<(&'static str, Arc<str>)>,
     inputs: HashMap<String, Buffer>,
     /// Kept values and inputs: where to read them.
     readable: HashMap<usize, (Buffer, usize)>,
@@ -139,6 +143,7 @@ impl GpuProgram {
         };
         let region = |(b, n): (Buffer, usize)| -> Region { b.region(0, 4 * n as u64) };
         let mut kernels: Vec<(Kernel, Vec<Region>)> = vec![];
+        let mut origins = vec![];
         for (n, l) in launches {
             let node = &g.nodes[n];
             for k in l.kernels {
@@ -152,13 +157,14 @@ impl GpuProgram {
                     })
                     .collect();
                 kernels.push((k, regions));
+                origins.push((node.op.name(), node.scope.clone()));
             }
         }
         let list: Vec<Launch<'_>> =
             kernels.iter().map(|(kernel, regions)| Launch { kernel, regions: regions.clone() }).collect();
         let commands = CommandList::new(gpu, label, &list)?;
         let readable = keep.iter().map(|t| (t.index(), find(*t))).collect();
-        Ok(GpuProgram { gpu: gpu.clone(), plan, commands, inputs, readable })
+        Ok(GpuProgram { gpu: gpu.clone(), plan, commands, origins, inputs, readable })
     }
 
     /// The memory plan.
@@ -190,6 +196,19 @@ impl GpuProgram {
     /// One run with the time of each dispatch.
     pub async fn run_profiled(&mut self) -> Result<Profile, GpuError> {
         self.commands.run_profiled_async().await
+    }
+
+    /// One run with the time of each dispatch, by the node that it belongs to.
+    pub async fn node_times(&mut self) -> Result<Vec<NodeTime>, GpuError> {
+        let profile = self.run_profiled().await?;
+        let times = profile.times.iter().zip(&self.origins);
+        Ok(times
+            .map(|((_, micros), (op, scope))| NodeTime {
+                op: (*op).into(),
+                scope: scope.to_string(),
+                micros: *micros,
+            })
+            .collect())
     }
 
     /// Copies kept values to the host, waiting for the runs submitted so far.

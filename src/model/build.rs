@@ -1,8 +1,8 @@
 //! The whole model: features, stack, head (math.md sections 1, 3, 4, 6).
 
-use super::config::{ConfigError, ModelConfig, ResidualMode};
+use super::config::{ConfigError, LayerPlan, ModelConfig, ResidualMode};
 use super::layer::shortcut_layer;
-use super::params::{Builder, Init, Kind, Param};
+use super::params::{AttentionProbe, Builder, Init, Kind, Param};
 use super::residual::{Coefficients, collapse, expand, stream_layer};
 use crate::graph::{Graph, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
@@ -58,8 +58,14 @@ pub struct Model {
     pub x0: Tensor,
     /// Coefficients of each layer (`hc`, `mhc`).
     pub coefficients: Vec<Coefficients>,
-    /// Each layer's module outputs.
+    /// What each module of each layer contributes, its weight included.
     pub contributions: Vec<Vec<Tensor>>,
+    /// What leaves each layer: `[B, l, d]`, or the streams `[B, l, n, d]`.
+    pub states: Vec<Tensor>,
+    /// The layers with every number decided.
+    pub plans: Vec<LayerPlan>,
+    /// Queries and keys of every attention.
+    pub attentions: Vec<AttentionProbe>,
     /// Index inputs of each table's gradient; empty in a forward-only graph.
     pub sparse: Vec<SparseInputs>,
     /// Batch size.
@@ -115,6 +121,7 @@ pub fn model(
     let x0 = x0(&mut b, cfg, features, batch, embedding_std, train.then_some(&mut sparse));
     let mut coefficients = vec![];
     let mut contributions = vec![];
+    let mut states = vec![];
     let res = &cfg.residual;
     let x = b.scoped("layers", |b| match res.mode {
         ResidualMode::Shortcut => {
@@ -122,6 +129,7 @@ pub fn model(
             for p in &plans {
                 let (y, parts) = b.scoped(p.index.to_string(), |b| shortcut_layer(b, p, x));
                 contributions.push(parts);
+                states.push(y);
                 x = y;
             }
             x
@@ -132,6 +140,7 @@ pub fn model(
                 let (y, c, parts) = b.scoped(p.index.to_string(), |b| stream_layer(b, p, res, s));
                 coefficients.push(c);
                 contributions.push(parts);
+                states.push(y);
                 s = y;
             }
             collapse(b, s, res.collapse)
@@ -164,8 +173,21 @@ pub fn model(
         let (ce, w) = (b.g.sum_all(ce), b.g.sum_all(w));
         b.g.div(ce, w)
     });
-    let params = b.params;
-    Ok(Model { graph: g, params, logits, loss, x0, coefficients, contributions, sparse, batch })
+    let (params, attentions) = (b.params, b.attentions);
+    Ok(Model {
+        graph: g,
+        params,
+        logits,
+        loss,
+        x0,
+        coefficients,
+        contributions,
+        states,
+        plans,
+        attentions,
+        sparse,
+        batch,
+    })
 }
 
 /// Numeric MLP and embeddings, concatenated over slots: X0 `[B, m, d]`.

@@ -301,6 +301,10 @@ pub struct TrainConfig {
     pub checkpoint_every: usize,
     /// Steps between logged lines; 0 = none. Default 20.
     pub log_every: usize,
+    /// Steps between diagnoses of the residual stream; 0 = none. Default 20.
+    pub diagnose_every: usize,
+    /// Validation rows, the first of the file, that a diagnosis runs on. Default 64.
+    pub diagnose_rows: usize,
     /// Evaluations without a better normalized entropy before the run stops; 0 = never. Default 3.
     pub patience: usize,
     /// Peak learning rate of AdamW. Default 2e-3.
@@ -386,6 +390,8 @@ impl Default for TrainConfig {
             eval_every: 0,
             checkpoint_every: 0,
             log_every: 20,
+            diagnose_every: 20,
+            diagnose_rows: 64,
             patience: 3,
             lr: 2e-3,
             schedule: Schedule::Cosine,

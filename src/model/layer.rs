@@ -5,9 +5,10 @@ use super::modules::{module, slot_mix};
 use super::params::{Builder, Init, Kind};
 use crate::graph::Tensor;
 
-/// The ensemble of a layer's modules: `X[B, m, d]` → `[B, l_out, d]` (eq. 2), with each module's contribution.
+/// The ensemble of a layer's modules: `X[B, m, d]` → `[B, l_out, d]` (eq. 2), with each module's
+/// contribution (times its weight in a `weighted` ensemble).
 pub fn ensemble(b: &mut Builder<'_>, plan: &LayerPlan, x: Tensor) -> (Tensor, Vec<Tensor>) {
-    let parts: Vec<Tensor> =
+    let mut parts: Vec<Tensor> =
         plan.modules.iter().map(|p| b.scoped(p.name.clone(), |b| module(b, &p.kind, x, p.slots))).collect();
     let k = parts.len();
     let y = match plan.ensemble {
@@ -15,7 +16,7 @@ pub fn ensemble(b: &mut Builder<'_>, plan: &LayerPlan, x: Tensor) -> (Tensor, Ve
         Ensemble::Sum => sum(b, &parts),
         Ensemble::Weighted => {
             let alpha = b.param("alpha", &[k], Init::Const(1.0 / k as f64), Kind::NoDecay);
-            let scaled: Vec<Tensor> = parts
+            parts = parts
                 .iter()
                 .enumerate()
                 .map(|(i, p)| {
@@ -23,7 +24,7 @@ pub fn ensemble(b: &mut Builder<'_>, plan: &LayerPlan, x: Tensor) -> (Tensor, Ve
                     b.g.mul(*p, a)
                 })
                 .collect();
-            sum(b, &scaled)
+            sum(b, &parts)
         }
     };
     (y, parts)

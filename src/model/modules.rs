@@ -1,7 +1,7 @@
 //! The interaction modules (math.md section 2): `X[B, m, d]` → `U[B, l, d]`.
 
 use super::config::{CrossForm, ModuleKind};
-use super::params::{Builder, Init, Kind};
+use super::params::{AttentionProbe, Builder, Init, Kind};
 use crate::graph::Tensor;
 use crate::ops::matmul::Trans;
 
@@ -56,6 +56,8 @@ fn attention(b: &mut Builder<'_>, x: Tensor, l: usize, heads: usize, ffn: usize)
     let q = project(b, x, "wq", "bq", d, Init::glorot(d, d));
     let k = project(b, x, "wk", "bk", d, Init::glorot(d, d));
     let v = project(b, x, "wv", "bv", d, Init::glorot(d, d));
+    let scope = b.scope();
+    b.attentions.push(AttentionProbe { scope, q, k, heads });
     let o = b.g.attention(q, k, v, heads);
     let o = project(b, o, "wo", "bo", d, Init::glorot(d, d));
     let z = b.g.add(x, o);

@@ -87,19 +87,34 @@ impl Param {
     }
 }
 
+/// What an attention module's weights are computed from.
+#[derive(Clone, Debug)]
+pub struct AttentionProbe {
+    /// Its scope: `layers.0.attention`.
+    pub scope: String,
+    /// Queries `[B, m, d]`.
+    pub q: Tensor,
+    /// Keys `[B, m, d]`.
+    pub k: Tensor,
+    /// Heads, contiguous blocks of d / heads columns.
+    pub heads: usize,
+}
+
 /// The graph under construction, with its parameters and the current name prefix.
 pub struct Builder<'a> {
     /// The graph.
     pub g: &'a mut Graph,
     /// Parameters made so far.
     pub params: Vec<Param>,
+    /// Queries and keys of the attentions built so far, for diagnosis.
+    pub attentions: Vec<AttentionProbe>,
     prefix: Vec<String>,
 }
 
 impl<'a> Builder<'a> {
     /// Starts on a graph.
     pub fn new(g: &'a mut Graph) -> Self {
-        Builder { g, params: vec![], prefix: vec![] }
+        Builder { g, params: vec![], attentions: vec![], prefix: vec![] }
     }
 
     /// Runs `f` with `name` as the next part of parameter names and scopes.
@@ -111,6 +126,11 @@ impl<'a> Builder<'a> {
         self.g.leave();
         self.prefix.pop();
         r
+    }
+
+    /// The current prefix.
+    pub fn scope(&self) -> String {
+        self.prefix.join(".")
     }
 
     fn full(&self, name: &str) -> String {

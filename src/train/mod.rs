@@ -1,6 +1,9 @@
 //! Trainer, run folder, checkpoints, metrics, schedules.
 
 pub mod checkpoint;
+pub mod describe;
+pub mod diagnose;
+pub mod history;
 pub mod infer;
 pub mod metrics;
 pub mod run;

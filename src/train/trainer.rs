@@ -4,14 +4,17 @@
 //! `log_every` steps and at evaluations. The loop is an `async fn` so that a browser can run it too.
 
 use super::checkpoint::{CheckpointMeta, TensorSpec};
+use super::describe::{model_card, time_report};
+use super::diagnose::Diagnoser;
 use super::infer::{Inputs, Scorer, tensor_specs, to_tensors, upload};
+use super::run;
 use super::schedule::{Decay, Schedule};
 use super::step::{RUNNING, hyper, training_step};
 use super::store::{Store, Weights};
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::data::metrics::Metrics;
 use crate::data::rows::Dataset;
-use crate::diagnose::{Record, Snapshot};
+use crate::diagnose::{ModelCard, Record, Snapshot};
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
 use crate::model::params::Param;
@@ -87,6 +90,8 @@ pub struct Summary {
     pub parameters: usize,
     /// Training rows a second, evaluation not counted.
     pub rows_per_s: f64,
+    /// Seconds spent on diagnoses.
+    pub diagnosis_seconds: f64,
     /// Seconds, all in all.
     pub seconds: f64,
     /// Name of the device.
@@ -104,12 +109,16 @@ pub struct Trainer {
     program: Program,
     scorer: Scorer,
     params: Vec<Param>,
+    card: ModelCard,
     specs: Vec<TensorSpec>,
     schedule: Schedule,
     step: u64,
     best: Option<(f64, u64, Metrics)>,
     bad_evals: usize,
 }
+
+/// The step whose operations are timed on the CPU: late enough for caches and allocations to be warm.
+const PROFILED: u64 = 8;
 
 /// Positions in the training program's kept values.
 const NORM2: usize = 1;
@@ -119,6 +128,7 @@ impl Trainer {
     pub fn new(cfg: &Config, inputs: Inputs, device: &Device, train_rows: usize) -> anyhow::Result<Self> {
         let t = &cfg.train;
         let step = training_step(inputs.model(cfg, t.batch, true)?, t);
+        let card = model_card(&cfg.model, &step, t.batch);
         let mut state = State::new(device);
         for p in &step.params {
             state.set(&p.name, &p.initial(t.seed))?;
@@ -149,6 +159,7 @@ impl Trainer {
             program,
             scorer,
             params: step.params,
+            card,
             specs,
             schedule,
             step: 0,
@@ -186,6 +197,11 @@ impl Trainer {
         let mut rows = 0u64;
         let mut stopped_early = false;
         let mut epochs = 0;
+        store.file(run::MODEL, &serde_json::to_vec_pretty(&self.card)?)?;
+        let mut diagnoser =
+            Diagnoser::new(&self.cfg, &self.inputs, &self.device, &self.state, &valid, self.schedule.total)?;
+        let mut diagnosing = 0.0;
+        self.diagnose(&mut diagnoser, &mut diagnosing, 0, store, report, begin).await?;
         let mut window = Window { begin: Instant::now(), rows: 0, steps: 0 };
         'epochs: for epoch in 0..t.epochs {
             epochs = epoch + 1;
@@ -202,7 +218,15 @@ impl Trainer {
                 self.step += 1;
                 upload(&mut self.program, &batch)?;
                 self.program.set("hyper", &hyper(&t, self.step, factor))?;
+                let timed = self.step == PROFILED && self.device.is_cpu() && !self.program.is_profiling();
+                if timed {
+                    self.program.start_profile();
+                }
+                let before = Instant::now();
                 self.program.run(&mut self.state).with_context(|| format!("step {}", self.step))?;
+                if timed {
+                    self.time(store, before.elapsed().as_secs_f64()).await?;
+                }
                 rows += batch.rows as u64;
                 window.rows += batch.rows as u64;
                 window.steps += 1;
@@ -217,6 +241,11 @@ impl Trainer {
                     let e = self.log_step(&mut window, &mut training, epoch, rows, factor, begin).await?;
                     store.log(&e)?;
                     report.event(&e)?;
+                }
+                if self.step.is_multiple_of(t.diagnose_every.max(1) as u64) || last {
+                    training += window.flush();
+                    self.diagnose(&mut diagnoser, &mut diagnosing, rows, store, report, begin).await?;
+                    window.begin = Instant::now();
                 }
                 if t.checkpoint_every > 0 && self.step.is_multiple_of(t.checkpoint_every as u64) {
                     self.save(store, Weights::Last, None).await?;
@@ -249,6 +278,10 @@ impl Trainer {
         if t.checkpoint_every > 0 {
             self.save(store, Weights::Last, None).await?;
         }
+        if self.device.has_timestamps() {
+            // by the host's clock it would take too long; a run more, whose update goes nowhere: the weights are saved
+            self.time(store, 0.0).await?;
+        }
         let (_, best_step, metrics) = self.best.clone().context("no evaluation took place")?;
         let summary = Summary {
             r#type: "summary",
@@ -260,6 +293,7 @@ impl Trainer {
             train_rows: train.rows.len() as u64,
             parameters: self.parameters(),
             rows_per_s: rows as f64 / training.max(1e-9),
+            diagnosis_seconds: diagnosing,
             seconds: begin.elapsed().as_secs_f64(),
             device: self.device.name(),
             seed: t.seed,
@@ -267,6 +301,38 @@ impl Trainer {
         store.log(&summary)?;
         store.finish(&serde_json::to_value(&summary)?)?;
         Ok(summary)
+    }
+
+    /// Measures the residual stream, if it is to be, and hands out what was found.
+    async fn diagnose(
+        &mut self,
+        diagnoser: &mut Option<Diagnoser>,
+        spent: &mut f64,
+        rows: u64,
+        store: &mut dyn Store,
+        report: &mut dyn Report,
+        begin: Instant,
+    ) -> anyhow::Result<()> {
+        let Some(d) = diagnoser else { return Ok(()) };
+        let now = Instant::now();
+        let seconds = begin.elapsed().as_secs_f64();
+        let (record, snapshot) = d.measure(&mut self.state, self.step, rows, seconds).await?;
+        if let Some(s) = snapshot {
+            store.snapshot(&s)?;
+            report.snapshot(&s)?;
+        }
+        let e = Event::Diagnose(record);
+        store.log(&e)?;
+        *spent += now.elapsed().as_secs_f64();
+        report.event(&e)
+    }
+
+    /// Writes where a step's time went.
+    async fn time(&mut self, store: &mut dyn Store, wall: f64) -> anyhow::Result<()> {
+        let times = self.program.node_times().await?;
+        let clock = if self.device.is_cpu() { "host" } else { "device" };
+        let report = time_report(self.device.name(), clock, self.step, wall * 1e6, &times);
+        store.file(run::PROFILE, &serde_json::to_vec_pretty(&report)?)
     }
 
     async fn log_step(

@@ -206,7 +206,7 @@ fn arrows_move_the_step_and_space_plays() {
     assert!(h.query_by_label("step 0").is_some());
     // a quarter of a second a frame: it plays on, and stops at the newest
     h.run_steps(100);
-    assert!(h.query_by_label("step 3,000").is_some() && h.query_by_label("▶").is_some());
+    assert!(h.query_by_label("step 3,000").is_some() && h.query_by_label("Play").is_some());
 }
 
 /// Keeps what is exported.

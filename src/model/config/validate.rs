@@ -51,6 +51,8 @@ fn train(t: &TrainConfig) -> Result<(), ConfigError> {
     range("train.eval_every", t.eval_every, 0, MAX_COUNT)?;
     range("train.checkpoint_every", t.checkpoint_every, 0, MAX_COUNT)?;
     range("train.log_every", t.log_every, 0, MAX_COUNT)?;
+    range("train.diagnose_every", t.diagnose_every, 0, MAX_COUNT)?;
+    range("train.diagnose_rows", t.diagnose_rows, 1, 65_536usize)?;
     range("train.patience", t.patience, 0, MAX_COUNT)?;
     range("train.warmup", t.warmup, 0, MAX_COUNT)?;
     for (key, rate) in [("train.lr", t.lr), ("train.embedding_lr", t.embedding_lr)] {
