@@ -127,6 +127,23 @@ pub(crate) fn label(r: &RunData) -> String {
     }
 }
 
+/// Chooses the run of views that show a single one.
+pub(crate) fn run_picker(ui: &mut Ui, cx: &mut Cx<'_>) {
+    let p = Palette::of(ui);
+    let s = &mut cx.state.selected;
+    *s = (*s).min(cx.runs.len().saturating_sub(1));
+    let (rect, _) = ui.allocate_exact_size(vec2(12.0, 12.0), Sense::hover());
+    ui.painter().rect_filled(rect, 2.0, p.run(*s));
+    let name = |i: usize| cx.runs.get(i).map_or(String::new(), |e| label(&e.data));
+    let combo = egui::ComboBox::from_id_salt("run").selected_text(name(*s));
+    let r = combo.show_ui(ui, |ui| {
+        for i in 0..cx.runs.len() {
+            ui.selectable_value(s, i, name(i));
+        }
+    });
+    r.response.widget_info(|| egui::WidgetInfo::labeled(egui::Role::ComboBox, true, "run"));
+}
+
 /// The dashboard. [`Dashboard::ui`] draws all of it into any [`Ui`].
 pub struct Dashboard {
     runs: Vec<Entry>,
@@ -290,7 +307,7 @@ impl Dashboard {
         ui.horizontal(|ui| {
             ui.label(RichText::new("birkhoff").size(16.0).strong().color(p.accent));
             ui.add_space(8.0);
-            let room = ui.available_width() - 70.0;
+            let room = ui.available_width() - 90.0;
             let full = room > 640.0;
             for (i, v) in View::ALL.into_iter().enumerate() {
                 let title = if full { v.title() } else { v.title().split(' ').next().unwrap_or_default() };

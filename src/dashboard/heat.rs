@@ -65,8 +65,6 @@ pub(crate) struct Heat<'a> {
     pub sums: bool,
     /// Whether cells are squares.
     pub square: bool,
-    /// Nothing but the cells.
-    pub bare: bool,
 }
 
 impl Heat<'_> {
@@ -89,15 +87,9 @@ impl Heat<'_> {
         let longest = |n: usize, names| (0..n).map(|i| width(&Self::name(names, i))).fold(0.0, f32::max);
         let (names_w, names_h) = (longest(self.rows, self.row_names), longest(self.cols, self.col_names));
         let named = self.col_names.is_some();
-        let (left, top, right, bottom) = match self.bare {
-            true => (0.0, 0.0, 0.0, 0.0),
-            false => (
-                names_w + 24.0,
-                if named { names_h.min(70.0) + 22.0 } else { 32.0 },
-                if self.sums { 52.0 } else { 6.0 } + 62.0,
-                if self.sums { 36.0 } else { 6.0 },
-            ),
-        };
+        let (left, right) = (names_w + 24.0, if self.sums { 114.0 } else { 68.0 });
+        let top = if named { names_h.min(70.0) + 8.0 } else { 36.0 };
+        let bottom = if self.sums || named { 20.0 } else { 6.0 };
         let inner = area.size() - vec2(left + right, top + bottom);
         let mut cell = vec2(inner.x / self.cols as f32, inner.y / self.rows as f32).max(vec2(1.0, 1.0));
         if self.square {
@@ -124,9 +116,7 @@ impl Heat<'_> {
                 }
             }
         }
-        if !self.bare {
-            self.frame(&painter, p, &font, cells, cell, names_w);
-        }
+        self.frame(&painter, p, &font, cells, cell, names_w);
         self.hover(ui, &response, cells, cell);
     }
 

@@ -5,6 +5,7 @@
 //! window, a file or a thread; the feature `dashboard` adds what a native program needs (`window`, `folder`).
 
 mod app;
+mod bars;
 mod card;
 mod chart;
 pub mod export;

@@ -159,7 +159,6 @@ fn matrix(ui: &mut Ui, cx: &Cx<'_>, (i, r): (usize, &RunData), composite: bool) 
             scale,
             sums: true,
             square: true,
-            bare: false,
         };
         heat.show(ui);
     });

@@ -28,6 +28,7 @@ pub(crate) struct Series {
     made: Option<(Want, usize)>,
     points: Vec<PlotPoint>,
     smooth: Smooth,
+    blocks: Blocks,
 }
 
 impl Series {
@@ -41,7 +42,8 @@ impl Series {
                 y
             };
             self.points.clear();
-            decimate(x, y, want, &mut self.points);
+            self.blocks.extend(y, want);
+            decimate(x, y, want, &self.blocks, &mut self.points);
             self.made = Some((want, y.len()));
         }
         &self.points
@@ -79,9 +81,77 @@ impl Smooth {
     }
 }
 
+/// Values in a block.
+const BLOCK: usize = 128;
+
+/// For each block of values the indices of the first, least, greatest and last that can be drawn, so that a
+/// zoom over a long column does not look at every value of it.
+#[derive(Debug, Default)]
+struct Blocks {
+    of: Option<(u64, u8, f64, bool)>,
+    /// Of whole blocks only.
+    some: Vec<Option<[usize; 4]>>,
+}
+
+impl Blocks {
+    fn extend(&mut self, y: &[f64], want: Want) {
+        let of = Some((want.generation, want.columns, want.smooth, want.log_y));
+        if self.of != of || self.some.len() > y.len() / BLOCK {
+            *self = Blocks { of, ..Blocks::default() };
+        }
+        for b in self.some.len()..y.len() / BLOCK {
+            let mut some = None;
+            (b * BLOCK..(b + 1) * BLOCK).for_each(|i| take(&mut some, y, want.log_y, i));
+            self.some.push(some);
+        }
+    }
+
+    /// First, least, greatest, last of a range.
+    fn of_range(&self, y: &[f64], log_y: bool, begin: usize, end: usize) -> Option<[usize; 4]> {
+        let mut some = None;
+        let mut i = begin;
+        while i < end {
+            match self.some.get(i / BLOCK) {
+                Some(block) if i.is_multiple_of(BLOCK) && i + BLOCK <= end => {
+                    if let Some(b) = block {
+                        b.iter().for_each(|&k| take(&mut some, y, log_y, k));
+                    }
+                    i += BLOCK;
+                }
+                _ => {
+                    take(&mut some, y, log_y, i);
+                    i += 1;
+                }
+            }
+        }
+        some
+    }
+}
+
+/// Whether a value can be drawn.
+fn good(y: f64, log_y: bool) -> bool {
+    y.is_finite() && (!log_y || y > 0.0)
+}
+
+/// Adds the value of an index to first, least, greatest, last.
+fn take(some: &mut Option<[usize; 4]>, y: &[f64], log_y: bool, i: usize) {
+    if !good(y[i], log_y) {
+        return;
+    }
+    let s = some.get_or_insert([i; 4]);
+    s[0] = s[0].min(i);
+    if y[i] < y[s[1]] {
+        s[1] = i;
+    }
+    if y[i] > y[s[2]] {
+        s[2] = i;
+    }
+    s[3] = s[3].max(i);
+}
+
 /// Appends what can be seen of (x, y), x ascending: every point if there are few, else at most four for each
 /// pixel column. What cannot be drawn (not finite; not positive on a logarithmic axis) is left out.
-fn decimate(x: &[f64], y: &[f64], want: Want, out: &mut Vec<PlotPoint>) {
+fn decimate(x: &[f64], y: &[f64], want: Want, blocks: &Blocks, out: &mut Vec<PlotPoint>) {
     let n = x.len().min(y.len());
     let (x, y) = (&x[..n], &y[..n]);
     let data = |v: f64| if want.log_x { 10f64.powf(v) } else { v };
@@ -94,7 +164,6 @@ fn decimate(x: &[f64], y: &[f64], want: Want, out: &mut Vec<PlotPoint>) {
     if want.log_x {
         lo = lo.max(x.partition_point(|&v| v <= 0.0));
     }
-    let good = |i: usize| y[i].is_finite() && (!want.log_y || y[i] > 0.0);
     let mut push = |i: usize| {
         let px = if want.log_x { x[i].log10() } else { x[i] };
         let py = if want.log_y { y[i].log10() } else { y[i] };
@@ -102,7 +171,7 @@ fn decimate(x: &[f64], y: &[f64], want: Want, out: &mut Vec<PlotPoint>) {
     };
     let width = want.width.max(16);
     if hi.saturating_sub(lo) <= 4 * width {
-        (lo..hi).filter(|&i| good(i)).for_each(push);
+        (lo..hi).filter(|&i| good(y[i], want.log_y)).for_each(push);
         return;
     }
     let drawn = |v: f64| if want.log_x { v.log10() } else { v };
@@ -112,19 +181,7 @@ fn decimate(x: &[f64], y: &[f64], want: Want, out: &mut Vec<PlotPoint>) {
         let border = data(a + (b - a) * (c + 1) as f64 / width as f64);
         let last = c + 1 == width;
         let end = if last { hi } else { begin + x[begin..hi].partition_point(|&v| v < border) };
-        let mut some: Option<[usize; 4]> = None; // first, least, greatest, last
-        for i in begin..end {
-            if good(i) {
-                let s = some.get_or_insert([i; 4]);
-                if y[i] < y[s[1]] {
-                    s[1] = i;
-                }
-                if y[i] > y[s[2]] {
-                    s[2] = i;
-                }
-                s[3] = i;
-            }
-        }
+        let some = blocks.of_range(y, want.log_y, begin, end);
         if let Some(mut s) = some {
             s.sort_unstable();
             push(s[0]);
@@ -165,6 +222,24 @@ mod tests {
         assert!(p.iter().any(|p| (p.x, p.y) == (777.0, 9.0)));
         assert!(p.iter().any(|p| (p.x, p.y) == (50_001.0, -9.0)));
         assert_eq!((p[0].x, p[p.len() - 1].x), (0.0, 99_999.0));
+    }
+
+    #[test]
+    fn blocks_change_nothing() {
+        let n = 20_000usize;
+        let x: Vec<f64> = (0..n).map(|i| i as f64).collect();
+        let value = |i: usize| ((i * 7919) % 1009) as f64 - 3.0;
+        let y: Vec<f64> = (0..n).map(|i| if i % 97 == 0 { f64::NAN } else { value(i) }).collect();
+        for (log_y, range) in [(false, None), (true, None), (false, Some((777.3, 15_003.9)))] {
+            let w = Want { log_y, range, ..want(40) };
+            let mut with = Series::default();
+            with.points(&x[..5000], &y[..5000], w);
+            let with = with.points(&x, &y, w).to_vec();
+            let mut without = vec![];
+            decimate(&x, &y, w, &Blocks::default(), &mut without);
+            assert_eq!(with, without);
+            assert!(with.len() > 60);
+        }
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(crate) fn bar(ui: &mut Ui, cx: &mut Cx<'_>) {
     } else {
         s.played = 0.0;
     }
-    let (icon, tip) = if s.playing { ("⏸", "Stop (space)") } else { ("▶", "Play the run (space)") };
+    let (icon, tip) = if s.playing { ("Stop", "Stop (space)") } else { ("Play", "Play the run (space)") };
     if ui.button(icon).on_hover_text(tip).clicked() {
         s.playing = !s.playing;
     }
