@@ -256,7 +256,8 @@ fn every_kernel_is_portable() {
                         if !seen.insert((k.source.clone(), format!("{:?}", k.constants))) {
                             continue;
                         }
-                        let constants: std::collections::BTreeMap<_, _> = k.constants.iter().copied().collect();
+                        let constants: std::collections::BTreeMap<_, _> =
+                            k.constants.iter().copied().collect();
                         exported.push(serde_json::json!({
                             "label": k.label, "entry": k.entry, "source": k.source, "constants": constants,
                         }));

@@ -21,8 +21,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         rows += n as u64;
         bar.set_message(format!("scoring: {} rows", super::train::group(rows)));
     };
-    let metrics =
-        pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
+    let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
     bar.finish_and_clear();
     report_skipped(&args.data, loader.skipped());
     if args.json {

@@ -103,29 +103,26 @@ impl FittedEncoder {
 
     /// Writes what [`FittedEncoder::save`] puts in its file.
     pub fn write_to(&self, out: impl Write) -> std::io::Result<()> {
-            let mut out = Hashing { inner: out, hash: Xxh3::new() };
-            let header = Header {
-                format: FORMAT.into(),
-                version: VERSION,
-                rows: self.rows,
-                positives: self.positives,
-                schema: self.schema.clone(),
-            };
-            json_line(&mut out, &header)?;
-            for (column, encoder) in self.schema.categorical.iter().zip(&self.columns) {
-                let empty = Interner::default();
-                let values = if let ColumnEncoder::Vocabulary(v) = encoder { v } else { &empty };
-                json_line(
-                    &mut out,
-                    &ColumnLine { column: column.name.clone(), values: values.len() as u64 },
-                )?;
-                for i in 0..values.len() {
-                    json_line(&mut out, &String::from_utf8_lossy(values.value(i)))?;
-                }
+        let mut out = Hashing { inner: out, hash: Xxh3::new() };
+        let header = Header {
+            format: FORMAT.into(),
+            version: VERSION,
+            rows: self.rows,
+            positives: self.positives,
+            schema: self.schema.clone(),
+        };
+        json_line(&mut out, &header)?;
+        for (column, encoder) in self.schema.categorical.iter().zip(&self.columns) {
+            let empty = Interner::default();
+            let values = if let ColumnEncoder::Vocabulary(v) = encoder { v } else { &empty };
+            json_line(&mut out, &ColumnLine { column: column.name.clone(), values: values.len() as u64 })?;
+            for i in 0..values.len() {
+                json_line(&mut out, &String::from_utf8_lossy(values.value(i)))?;
             }
-            let end = format!("{:016x}", out.hash.digest());
-            json_line(&mut out, &EndLine { end })?;
-            out.flush()
+        }
+        let end = format!("{:016x}", out.hash.digest());
+        json_line(&mut out, &EndLine { end })?;
+        out.flush()
     }
 
     /// Reads a file that [`FittedEncoder::save`] wrote.

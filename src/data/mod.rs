@@ -10,8 +10,8 @@ pub mod loader;
 #[cfg(target_arch = "wasm32")]
 #[path = "loader_web.rs"]
 pub mod loader;
-pub mod order;
 pub mod metrics;
+pub mod order;
 pub mod planted;
 pub mod rows;
 pub mod schema;

@@ -192,6 +192,20 @@ impl Program {
         }
     }
 
+    /// A run in pieces: operations from the `at`-th on (0 begins a run) until `pause`, asked after each, says
+    /// yes; then the place to go on from. `None`: the run is done. A wgpu device takes a run whole.
+    pub fn run_some(
+        &mut self,
+        state: &mut State,
+        at: usize,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<usize>, GpuError> {
+        match (self, state) {
+            (Program::Cpu(p, _), State::Cpu(s)) => Ok(p.run_some(s, at, pause)),
+            (program, state) => program.run(state).map(|()| None),
+        }
+    }
+
     /// Copies kept values to the host: positions in the `keep` that it was compiled with.
     pub async fn read(&self, which: &[usize]) -> Result<Vec<Vec<f32>>, GpuError> {
         match self {

@@ -270,32 +270,34 @@ impl Reader<'_> {
         header: &Metadata,
         expected: &[TensorSpec],
     ) -> Result<Checkpoint, CheckpointError> {
-    let meta = self.meta(header)?;
-    let wanted: HashMap<&str, usize> =
-        expected.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
-    self.check(header, expected, &wanted)?;
+        let meta = self.meta(header)?;
+        let wanted: HashMap<&str, usize> =
+            expected.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+        self.check(header, expected, &wanted)?;
 
-    let mut tensors = vec![Vec::new(); expected.len()];
-    let mut hash = Xxh3Default::new();
-    for name in header.offset_keys() {
-        // `check` has found every name and shape as expected.
-        let Some(&i) = wanted.get(name.as_str()) else { continue };
-        let count = elements(&expected[i].shape).unwrap_or(0);
-        let mut data = vec![0.0f32; count];
-        for chunk in data.chunks_mut(CHUNK) {
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
-            input.read_exact(bytes).map_err(|e| self.fail(format!("cannot read tensor `{name}`: {e}")))?;
-            hash.update(bytes);
-            chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
+        let mut tensors = vec![Vec::new(); expected.len()];
+        let mut hash = Xxh3Default::new();
+        for name in header.offset_keys() {
+            // `check` has found every name and shape as expected.
+            let Some(&i) = wanted.get(name.as_str()) else { continue };
+            let count = elements(&expected[i].shape).unwrap_or(0);
+            let mut data = vec![0.0f32; count];
+            for chunk in data.chunks_mut(CHUNK) {
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
+                input
+                    .read_exact(bytes)
+                    .map_err(|e| self.fail(format!("cannot read tensor `{name}`: {e}")))?;
+                hash.update(bytes);
+                chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
+            }
+            tensors[i] = data;
         }
-        tensors[i] = data;
+        let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
+        if recorded.is_some_and(|r| *r != format!("{:016x}", hash.digest())) {
+            return Err(self.fail("the data do not match their checksum: the file is damaged; copy it again"));
+        }
+        Ok(Checkpoint { meta, tensors })
     }
-    let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
-    if recorded.is_some_and(|r| *r != format!("{:016x}", hash.digest())) {
-        return Err(self.fail("the data do not match their checksum: the file is damaged; copy it again"));
-    }
-    Ok(Checkpoint { meta, tensors })
-}
 
     fn meta(&self, header: &Metadata) -> Result<CheckpointMeta, CheckpointError> {
         let mut extra: BTreeMap<String, String> =

@@ -2,10 +2,11 @@
 
 use crate::data::batch::{Batch, GroupLayout};
 use crate::data::metrics::{Metrics, MetricsAccumulator};
+use crate::data::schema::{Encoding, Schema, Transform};
 use crate::data::{DataError, FittedEncoder};
+use crate::gpu::GpuError;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, model, table_inputs};
-use crate::data::schema::{Encoding, Schema, Transform};
 use crate::model::config::{self, Config, ConfigError};
 use crate::model::params::{Kind, Param};
 use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
@@ -175,6 +176,22 @@ pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// One run of a program, with pauses between its operations where `report` wants them.
+pub async fn run_with_pauses(
+    program: &mut Program,
+    state: &mut State,
+    report: &mut dyn Report,
+) -> Result<(), GpuError> {
+    let mut at = 0;
+    while let Some(next) = program.run_some(state, at, &mut || report.pause_due())? {
+        at = next;
+        if let Some(wait) = report.pause() {
+            wait.await;
+        }
+    }
+    Ok(())
+}
+
 /// A model ready to score batches of a fixed size.
 pub struct Scorer {
     program: Program,
@@ -193,8 +210,18 @@ impl Scorer {
 
     /// Logits of the batch's real rows.
     pub async fn logits(&mut self, state: &mut State, batch: &Batch) -> anyhow::Result<Vec<f32>> {
+        self.logits_with_pauses(state, batch, &mut ()).await
+    }
+
+    /// As [`Scorer::logits`], with pauses between operations where `report` wants them.
+    pub async fn logits_with_pauses(
+        &mut self,
+        state: &mut State,
+        batch: &Batch,
+        report: &mut dyn Report,
+    ) -> anyhow::Result<Vec<f32>> {
         upload(&mut self.program, batch)?;
-        self.program.run(state)?;
+        run_with_pauses(&mut self.program, state, report).await?;
         let mut v = self.program.read(&[0]).await?.pop().unwrap_or_default();
         v.truncate(batch.rows);
         Ok(v)
@@ -211,7 +238,7 @@ impl Scorer {
         let mut acc = MetricsAccumulator::new();
         while let Some(batch) = loader.next() {
             let batch = batch?;
-            let s = self.logits(state, &batch).await?;
+            let s = self.logits_with_pauses(state, &batch, report).await?;
             acc.push(&s, &batch.labels[..batch.rows], None);
             progress(batch.rows);
             loader.recycle(batch);

@@ -61,7 +61,9 @@ pub fn plot(ui: &mut Ui, id: &str, x: &str, log: bool, band: Option<(f64, f64)>,
         .grid_color(p.grid)
         .x_axis_label(RichText::new(x).small().color(p.weak))
         .y_axis_min_width(42.0)
-        .x_axis_formatter(|m, _| if m.value.fract() == 0.0 { format!("{:.0}", m.value) } else { String::new() })
+        .x_axis_formatter(
+            |m, _| if m.value.fract() == 0.0 { format!("{:.0}", m.value) } else { String::new() },
+        )
         .label_formatter(|_| None)
         .show_x(false)
         .show_y(false)
@@ -81,12 +83,8 @@ pub fn plot(ui: &mut Ui, id: &str, x: &str, log: bool, band: Option<(f64, f64)>,
             }
         }
         for l in lines {
-            let points: Vec<[f64; 2]> = l
-                .points
-                .iter()
-                .map(|&[x, y]| [x, drawn(y)])
-                .filter(|v| v[1].is_finite())
-                .collect();
+            let points: Vec<[f64; 2]> =
+                l.points.iter().map(|&[x, y]| [x, drawn(y)]).filter(|v| v[1].is_finite()).collect();
             if points.len() <= 40 {
                 let dots = Points::new(&l.name, PlotPoints::from(points.clone())).color(l.color);
                 ui.points(dots.radius(2.5).allow_hover(false));

@@ -3,8 +3,8 @@
 use birkhoff::dashboard::theme::Palette;
 use birkhoff::diagnose::Matrix;
 use eframe::egui::{
-    self, Align2, Color32, CursorIcon, FontId, Frame, Margin, Panel, Rect, RichText, ScrollArea, Sense, Slider,
-    Stroke, StrokeKind, Ui, pos2, vec2,
+    self, Align2, Color32, CursorIcon, FontId, Frame, Margin, Panel, Rect, RichText, ScrollArea, Sense,
+    Slider, Stroke, StrokeKind, Ui, pos2, vec2,
 };
 
 use crate::chart::{self, Line};
@@ -155,7 +155,8 @@ impl Explorer {
         if a.changed() || b.changed() {
             self.shown = None;
         }
-        let text = "0: the same matrix in every layer. Else each layer's logits get normal noise of this size.";
+        let text =
+            "0: the same matrix in every layer. Else each layer's logits get normal noise of this size.";
         ui.label(RichText::new(text).small().color(p.weak));
     }
 
@@ -190,9 +191,15 @@ impl Explorer {
             chart::card(ui, bottom, "Column error", "largest |column sum − 1|; rows are exact", |ui| {
                 chart::plot(ui, "column error", "iteration", true, None, &[line("error", 0, errors)]);
             });
-            chart::card(ui, bottom, "Singular values", "1 for the mean; the others shrink differences", |ui| {
-                spectrum(ui, &shown.singular);
-            });
+            chart::card(
+                ui,
+                bottom,
+                "Singular values",
+                "1 for the mean; the others shrink differences",
+                |ui| {
+                    spectrum(ui, &shown.singular);
+                },
+            );
             let c = &shown.composed;
             let lines = [
                 line("forward gain", 0, by_layer(&c.forward)),
@@ -219,7 +226,8 @@ impl Explorer {
             host::name(format!("sinkhorn.logit.{}.{}", k / n, k % n), &r);
             let r = r.on_hover_and_drag_cursor(CursorIcon::ResizeVertical);
             if r.dragged() {
-                let step = DRAG * (most / 8.0).max(1.0) * if ui.input(|i| i.modifiers.shift) { 0.1 } else { 1.0 };
+                let step =
+                    DRAG * (most / 8.0).max(1.0) * if ui.input(|i| i.modifiers.shift) { 0.1 } else { 1.0 };
                 let to = (self.h[k] - f64::from(r.drag_delta().y) * step).clamp(-80.0, 80.0);
                 changed |= to != self.h[k];
                 self.h[k] = to;
@@ -233,9 +241,18 @@ impl Explorer {
             let fill = p.diverging(self.h[k] / most);
             ui.painter().rect_filled(rect.shrink(1.0), 3.0, fill);
             if r.hovered() || r.dragged() {
-                ui.painter().rect_stroke(rect.shrink(1.0), 3.0, Stroke::new(2.0, p.accent), StrokeKind::Inside);
+                ui.painter().rect_stroke(
+                    rect.shrink(1.0),
+                    3.0,
+                    Stroke::new(2.0, p.accent),
+                    StrokeKind::Inside,
+                );
             }
-            let text = if self.h[k].abs() >= 10.0 { format!("{:.0}", self.h[k]) } else { format!("{:.1}", self.h[k]) };
+            let text = if self.h[k].abs() >= 10.0 {
+                format!("{:.0}", self.h[k])
+            } else {
+                format!("{:.1}", self.h[k])
+            };
             ui.painter().text(rect.center(), Align2::CENTER_CENTER, text, font.clone(), p.on(fill));
         }
         changed

@@ -53,44 +53,72 @@ async fn device_done(device: &Device) {
     let _ = JsFuture::from(promise).await;
 }
 
-/// Decides, step by step, when to let the page have its turn.
+/// Decides when to let the page have its turn: on WebGPU after so many steps, on the CPU after so much time,
+/// if need be in the middle of a step.
 pub struct Pace {
     device: Device,
     begin: f64,
+    /// Steps since the page had its turn.
     steps: u32,
     allowed: u32,
+    /// Milliseconds of work since the last step ended.
+    worked: f64,
     /// Milliseconds a step, a moving average.
     pub step_ms: f64,
-    /// Steps in the last frame.
-    pub steps_per_frame: u32,
+    /// Steps in the last frame; below 1 where a step takes several frames.
+    pub steps_per_frame: f64,
+    frames: f64,
 }
 
 impl Pace {
     /// A new task; several share a frame.
     pub fn new(device: &Device) -> Pace {
         ACTIVE.set(ACTIVE.get() + 1);
-        Pace { device: device.clone(), begin: now(), steps: 0, allowed: 1, step_ms: 0.0, steps_per_frame: 0 }
+        Pace {
+            device: device.clone(),
+            begin: now(),
+            steps: 0,
+            allowed: 1,
+            worked: 0.0,
+            step_ms: 0.0,
+            steps_per_frame: 0.0,
+            frames: 0.0,
+        }
     }
 
     fn budget(&self) -> f64 {
         (if hidden() { HIDDEN_MS } else { BUDGET_MS }) / f64::from(ACTIVE.get().max(1))
     }
 
-    /// After a step: what to wait for, if it is the page's turn.
-    pub fn step(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + '_>>> {
+    /// A step has been taken.
+    pub fn stepped(&mut self) {
         self.steps += 1;
-        let spent = now() - self.begin;
+    }
+
+    /// Whether the time of this frame is used up.
+    pub fn due(&self) -> bool {
+        now() - self.begin >= self.budget()
+    }
+
+    /// What to wait for, if it is the page's turn.
+    pub fn pause(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + '_>>> {
         let full = matches!(self.device, Device::Gpu(..)) && self.steps >= self.allowed;
-        (full || spent >= self.budget()).then(|| Box::pin(self.turn()) as Pin<Box<_>>)
+        (full || self.due()).then(|| Box::pin(self.turn()) as Pin<Box<_>>)
     }
 
     async fn turn(&mut self) {
         // WebGPU runs behind: without this wait the queue, and with it the page's own drawing, would lag.
         device_done(&self.device).await;
         let took = now() - self.begin;
-        self.steps_per_frame = self.steps;
-        let each = took / f64::from(self.steps.max(1));
-        self.step_ms = if self.step_ms == 0.0 { each } else { 0.8 * self.step_ms + 0.2 * each };
+        self.worked += took;
+        self.frames += 1.0;
+        if self.steps > 0 {
+            let steps = f64::from(self.steps);
+            let each = self.worked / steps;
+            self.step_ms = if self.step_ms == 0.0 { each } else { 0.9 * self.step_ms + 0.1 * each };
+            self.steps_per_frame = steps / self.frames;
+            (self.worked, self.frames) = (0.0, 0.0);
+        }
         self.allowed = if took < self.budget() / 2.0 {
             (self.allowed * 2).min(MOST)
         } else if took > self.budget() {

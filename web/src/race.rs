@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use birkhoff::dashboard::theme::Palette;
 use birkhoff::dashboard::{Dashboard, SharedRun, View};
+use birkhoff::graph::exec::Device;
 use birkhoff::train::infer::schema;
 use birkhoff::train::trainer::Event;
 use eframe::egui::{
     self, Button, DragValue, Frame, Grid, Margin, Panel, RichText, ScrollArea, Slider, Ui, vec2,
 };
-use birkhoff::graph::exec::Device;
 
 use crate::chart::{self, Line};
 use crate::host;
@@ -185,7 +185,8 @@ impl Race {
     fn start(&mut self) {
         self.running.clear();
         self.dashboard = new_dashboard();
-        let shared = Rc::new(RefCell::new(Preparing { doing: Some("starting".into()), ..Default::default() }));
+        let shared =
+            Rc::new(RefCell::new(Preparing { doing: Some("starting".into()), ..Default::default() }));
         self.preparing = shared.clone();
         let setups: Vec<(Setup, &'static str)> =
             MODES.iter().map(|(word, title)| (self.setup(word), *title)).collect();
@@ -372,13 +373,25 @@ impl Race {
             chart::card(ui, half, "Training loss", "nats, smoothed", |ui| {
                 chart::plot(ui, "race loss", "step", false, None, &losses);
             });
-            chart::card(ui, half, "Largest composite gain", "any depth, forward or backward; band 1/3 to 3", |ui| {
-                chart::plot(ui, "race gain", "step", true, Some(BAND), &most);
-            });
+            chart::card(
+                ui,
+                half,
+                "Largest composite gain",
+                "any depth, forward or backward; band 1/3 to 3",
+                |ui| {
+                    chart::plot(ui, "race gain", "step", true, Some(BAND), &most);
+                },
+            );
         });
-        chart::card(ui, wide, "Composite gain along depth", "forward, layers 0 to l, newest diagnosis", |ui| {
-            chart::plot(ui, "race depth", "layer", true, Some(BAND), &along);
-        });
+        chart::card(
+            ui,
+            wide,
+            "Composite gain along depth",
+            "forward, layers 0 to l, newest diagnosis",
+            |ui| {
+                chart::plot(ui, "race depth", "layer", true, Some(BAND), &along);
+            },
+        );
     }
 
     fn table(&self, ui: &mut Ui, all: &[Standing]) {
@@ -396,7 +409,9 @@ impl Race {
                     ui.label(format!("{} of {}", s.step.0, s.step.1));
                     ui.label(s.loss.map_or("…".into(), |v| format!("{v:.4}")));
                     ui.label(s.ne.map_or("…".into(), |v| format!("{v:.4}")));
-                    ui.label(s.gains.map_or("…".into(), |(hi, lo)| format!("{} to {}", short(lo), short(hi))));
+                    ui.label(
+                        s.gains.map_or("…".into(), |(hi, lo)| format!("{} to {}", short(lo), short(hi))),
+                    );
                     match (&s.note, s.left, s.gains) {
                         (Some(note), ..) => {
                             ui.add(egui::Label::new(RichText::new(note).color(p.warn)).truncate());

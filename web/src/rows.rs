@@ -68,7 +68,7 @@ pub async fn load(
 }
 
 async fn turn(pace: &mut Pace) {
-    if let Some(wait) = pace.step() {
+    if let Some(wait) = pace.pause() {
         wait.await;
     }
 }

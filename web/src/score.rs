@@ -1,6 +1,8 @@
 //! Score: a run folder's files and a file of rows become scores, in this tab.
 
 use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 
 use anyhow::Context;
@@ -9,6 +11,7 @@ use birkhoff::data::criteo::{Labels, ReadOptions, RowPolicy, check_columns};
 use birkhoff::data::loader::{Loader, LoaderOptions, Order};
 use birkhoff::data::metrics::{Metrics, MetricsAccumulator, sigmoid};
 use birkhoff::train::infer::LoadedRun;
+use birkhoff::train::trainer::{Event, Report};
 use eframe::egui::{self, Button, Frame, Margin, Panel, ProgressBar, RichText, ScrollArea, Ui, vec2};
 
 use crate::host::{self, Given};
@@ -94,11 +97,7 @@ pub struct Progress {
 }
 
 /// Scores all rows; `say` hears how far it is.
-pub async fn score(
-    files: &Files,
-    word: DeviceWord,
-    say: &dyn Fn(String, f32),
-) -> anyhow::Result<Scored> {
+pub async fn score(files: &Files, word: DeviceWord, say: &dyn Fn(String, f32)) -> anyhow::Result<Scored> {
     if let Some(text) = files.missing() {
         anyhow::bail!("{text}");
     }
@@ -119,23 +118,44 @@ pub async fn score(
     let groups = run.inputs.groups.clone();
     let mut loader =
         Loader::dataset(rows.into(), groups, Order::Sequential, LoaderOptions::new(run.scorer.batch))?;
+    let mut watch = Paced(pace);
     let mut logits = Vec::with_capacity(n);
     let mut metrics = MetricsAccumulator::new();
     while let Some(batch) = loader.next() {
         let batch = batch?;
-        let s = run.scorer.logits(&mut run.state, &batch).await?;
+        let s = run.scorer.logits_with_pauses(&mut run.state, &batch, &mut watch).await?;
         if labelled {
             metrics.push(&s, &batch.labels[..batch.rows], None);
         }
         logits.extend(s);
         loader.recycle(batch);
         say(format!("{} of {n} rows", logits.len()), logits.len() as f32 / n.max(1) as f32);
-        if let Some(wait) = pace.step() {
+        watch.0.stepped();
+        if let Some(wait) = watch.pause() {
             wait.await;
         }
     }
     let metrics = labelled.then(|| metrics.finish());
     Ok(Scored { logits, labels, metrics, device: device_name(&device) })
+}
+
+/// Pauses and nothing else.
+struct Paced(Pace);
+
+impl Report for Paced {
+    fn batch(&mut self, _: usize) {}
+
+    fn event(&mut self, _: &Event) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + '_>>> {
+        self.0.pause()
+    }
+
+    fn pause_due(&mut self) -> bool {
+        self.0.due()
+    }
 }
 
 /// The part of the page.
@@ -205,7 +225,8 @@ impl Score {
     fn choices(&mut self, ui: &mut Ui) {
         let p = Palette::of(ui);
         ui.label(RichText::new("Score rows with a trained run").size(18.0).strong());
-        let text = "Drop a run folder (or its files) and a file of rows. They are read here and sent nowhere.";
+        let text =
+            "Drop a run folder (or its files) and a file of rows. They are read here and sent nowhere.";
         ui.label(RichText::new(text).small().color(p.weak));
         heading(ui, "The run");
         for ((name, what), file) in NEEDED.iter().zip(&self.files.run) {
@@ -342,18 +363,23 @@ fn table(ui: &mut Ui, s: &Scored) {
         };
         let head = |t: &str| RichText::new(t).small().color(p.weak);
         row(ui, [head("row"), head("score"), head("logit"), head("label")], None);
-        ScrollArea::vertical().auto_shrink([false, false]).show_rows(ui, 18.0, s.logits.len(), |ui, range| {
-            for k in range {
-                let score = sigmoid(f64::from(s.logits[k]));
-                let label = s.labels.as_ref().map_or(String::new(), |l| l[k].to_string());
-                let cells = [
-                    RichText::new((k + 1).to_string()).color(p.weak),
-                    RichText::new(format!("{score:.5}")).monospace(),
-                    RichText::new(format!("{:.4}", s.logits[k])).monospace(),
-                    RichText::new(label).monospace(),
-                ];
-                row(ui, cells, Some(score as f32));
-            }
-        });
+        ScrollArea::vertical().auto_shrink([false, false]).show_rows(
+            ui,
+            18.0,
+            s.logits.len(),
+            |ui, range| {
+                for k in range {
+                    let score = sigmoid(f64::from(s.logits[k]));
+                    let label = s.labels.as_ref().map_or(String::new(), |l| l[k].to_string());
+                    let cells = [
+                        RichText::new((k + 1).to_string()).color(p.weak),
+                        RichText::new(format!("{score:.5}")).monospace(),
+                        RichText::new(format!("{:.4}", s.logits[k])).monospace(),
+                        RichText::new(label).monospace(),
+                    ];
+                    row(ui, cells, Some(score as f32));
+                }
+            },
+        );
     });
 }

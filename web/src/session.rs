@@ -7,9 +7,9 @@ use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use birkhoff::dashboard::SharedRun;
+use birkhoff::data::FittedEncoder;
 use birkhoff::diagnose::Snapshot;
 use birkhoff::gpu::{DeviceChoice, GpuOptions, Selected, select_async};
-use birkhoff::data::FittedEncoder;
 use birkhoff::graph::exec::Device;
 use birkhoff::model::config::Config;
 use birkhoff::train::checkpoint::{CheckpointMeta, TensorRef};
@@ -54,7 +54,7 @@ pub struct Progress {
     /// Milliseconds a step.
     pub step_ms: f64,
     /// Steps in a frame.
-    pub steps_per_frame: u32,
+    pub steps_per_frame: f64,
     /// NE of the planted truth on the validation rows.
     pub truth_ne: Option<f64>,
     /// Set by the page: end here.
@@ -238,6 +238,7 @@ struct Watch {
 impl Report for Watch {
     fn batch(&mut self, _: usize) {
         self.steps += 1;
+        self.pace.stepped();
         self.session.0.borrow_mut().step.0 = self.steps;
     }
 
@@ -259,7 +260,11 @@ impl Report for Watch {
             p.step_ms = self.pace.step_ms;
             p.steps_per_frame = self.pace.steps_per_frame;
         }
-        self.pace.step()
+        self.pace.pause()
+    }
+
+    fn pause_due(&mut self) -> bool {
+        self.pace.due()
     }
 
     fn stop(&mut self) -> bool {

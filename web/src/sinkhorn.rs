@@ -129,8 +129,8 @@ impl Preset {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use birkhoff::graph::exec::{Device, Program, State};
     use birkhoff::graph::Graph;
+    use birkhoff::graph::exec::{Device, Program, State};
 
     #[test]
     fn the_explorer_shows_what_the_model_computes() {

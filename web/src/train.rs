@@ -239,10 +239,15 @@ impl Train {
         Grid::new("rows").num_columns(2).spacing(vec2(10.0, 6.0)).show(ui, |ui| {
             if f.from_file {
                 ui.label("file");
-                let name = f.file.as_ref().map_or("none yet".into(), |(n, b)| {
-                    format!("{n} ({:.1} MB)", b.len() as f64 / 1e6)
-                });
-                if ui.button(name).on_hover_text("Criteo's format: label, 13 integers, 26 categories, tabs").clicked() {
+                let name = f
+                    .file
+                    .as_ref()
+                    .map_or("none yet".into(), |(n, b)| format!("{n} ({:.1} MB)", b.len() as f64 / 1e6));
+                if ui
+                    .button(name)
+                    .on_hover_text("Criteo's format: label, 13 integers, 26 categories, tabs")
+                    .clicked()
+                {
                     host::choose_files(".tsv,.txt,.csv", false);
                 }
                 ui.end_row();
@@ -283,11 +288,14 @@ impl Train {
             ui.add(Slider::new(&mut f.layers, 1..=24));
             ui.end_row();
             ui.label("width");
-            ComboBox::from_id_salt("width").width(70.0).selected_text(f.width.to_string()).show_ui(ui, |ui| {
-                for w in [4, 8, 16, 32, 64] {
-                    ui.selectable_value(&mut f.width, w, w.to_string());
-                }
-            });
+            ComboBox::from_id_salt("width").width(70.0).selected_text(f.width.to_string()).show_ui(
+                ui,
+                |ui| {
+                    for w in [4, 8, 16, 32, 64] {
+                        ui.selectable_value(&mut f.width, w, w.to_string());
+                    }
+                },
+            );
             ui.end_row();
         });
         ui.label("modules of a layer");
@@ -303,14 +311,21 @@ impl Train {
         heading(ui, "Training");
         Grid::new("training").num_columns(2).spacing(vec2(10.0, 6.0)).show(ui, |ui| {
             ui.label("learning rate");
-            ui.add(Slider::new(&mut f.lr, 1e-5..=1e-1).logarithmic(true).custom_formatter(|v, _| format!("{v:.1e}")));
+            ui.add(
+                Slider::new(&mut f.lr, 1e-5..=1e-1)
+                    .logarithmic(true)
+                    .custom_formatter(|v, _| format!("{v:.1e}")),
+            );
             ui.end_row();
             ui.label("rows a step");
-            ComboBox::from_id_salt("batch").width(70.0).selected_text(f.batch.to_string()).show_ui(ui, |ui| {
-                for b in [32, 64, 128, 256, 512, 1024] {
-                    ui.selectable_value(&mut f.batch, b, b.to_string());
-                }
-            });
+            ComboBox::from_id_salt("batch").width(70.0).selected_text(f.batch.to_string()).show_ui(
+                ui,
+                |ui| {
+                    for b in [32, 64, 128, 256, 512, 1024] {
+                        ui.selectable_value(&mut f.batch, b, b.to_string());
+                    }
+                },
+            );
             ui.end_row();
             ui.label("steps");
             let r = ui.add(DragValue::new(&mut f.steps).range(10..=100_000).speed(5.0));
@@ -369,9 +384,12 @@ pub fn status(ui: &mut Ui, session: &Session) {
             let (at, of) = s.step;
             ui.label(weak(format!("step {at} of {of} · {}", s.device)));
             if s.step_ms > 0.0 {
-                let a_frame = s.steps_per_frame;
-                let steps = if a_frame == 1 { "1 step".into() } else { format!("{a_frame} steps") };
-                ui.label(weak(format!("{} a step, {steps} a frame", time(s.step_ms))));
+                let frames = match s.steps_per_frame {
+                    k if k >= 1.5 => format!("{k:.0} steps a frame"),
+                    k if k > 0.6 => "1 step a frame".into(),
+                    k => format!("a step takes {:.0} frames", 1.0 / k.max(1e-3)),
+                };
+                ui.label(weak(format!("{} a step, {frames}", time(s.step_ms))));
             }
             ui.add(ProgressBar::new(at as f32 / of.max(1) as f32).desired_height(8.0));
         }
@@ -379,7 +397,10 @@ pub fn status(ui: &mut Ui, session: &Session) {
             let ne = sum.metrics.ne.map_or("undefined".into(), |v| format!("{v:.4}"));
             let truth = s.truth_ne.map_or(String::new(), |t| format!(" (best possible {t:.4})"));
             ui.label(RichText::new(format!("NE {ne}{truth}")).strong());
-            ui.label(weak(format!("{} steps, {:.0} rows a second · {}", sum.steps, sum.rows_per_s, s.device)));
+            ui.label(weak(format!(
+                "{} steps, {:.0} rows a second · {}",
+                sum.steps, sum.rows_per_s, s.device
+            )));
         }
         Phase::Failed(text) => {
             ui.add(egui::Label::new(RichText::new(text).color(p.warn)).wrap().selectable(true));
