@@ -9,7 +9,8 @@ fn main() {
         std::process::exit(2);
     };
     let mut bind = Bindgen::new();
-    bind.input_path(input).out_name(name).typescript(false).keep_debug(false).remove_producers_section(true);
+    bind.input_path(input).out_name(name).typescript(false).keep_debug(false);
+    bind.remove_name_section(true).remove_producers_section(true);
     let done = bind.web(true).and_then(|b| b.generate(folder));
     if let Err(e) = done {
         eprintln!("bind: {e:?}");
