@@ -156,7 +156,8 @@ impl StreamAggregateGrad {
         let in_place = self.accumulate && c.input_raw(2).0 == ds.as_ptr();
         let before = (self.accumulate && !in_place).then(|| c.input(2));
         ds.par_chunks_mut(TOKENS_PER_TASK * n * d).enumerate().for_each(|(b, ds)| {
-            T::simd(|| {
+            let block = #[inline(always)]
+            || {
                 let at = b * TOKENS_PER_TASK;
                 let rows = ds.chunks_exact_mut(d).zip(&pre[at * n..]);
                 for (k, (row, &p)) in rows.enumerate() {
@@ -175,7 +176,8 @@ impl StreamAggregateGrad {
                         }
                     }
                 }
-            })
+            };
+            T::simd(block);
         });
     }
 }
