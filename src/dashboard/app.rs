@@ -321,7 +321,7 @@ impl Dashboard {
                     self.help = !self.help;
                 }
                 let (icon, tip) =
-                    if p.dark { ("☀", "Light theme (d)") } else { ("🌙", "Dark theme (d)") };
+                    if p.dark { ("Light", "Light theme (d)") } else { ("Dark", "Dark theme (d)") };
                 if ui.button(icon).on_hover_text(tip).clicked() {
                     toggle_theme(ui);
                 }
@@ -427,7 +427,8 @@ impl Dashboard {
             ("space", "play the steps, stop"),
             ("d", "dark, light"),
             ("?", "this help"),
-            ("drag, scroll", "move a plot; with ctrl (⌘): zoom"),
+            ("drag", "move a plot"),
+            ("ctrl or cmd, scroll", "zoom"),
             ("right drag", "zoom into a box"),
             ("double click", "all of the plot again"),
         ];

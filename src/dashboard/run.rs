@@ -229,7 +229,8 @@ impl RunData {
     /// The device, from wherever it is said.
     pub fn device(&self) -> Option<&str> {
         let finished = || self.summary.as_ref()?.get("device")?.as_str();
-        let device = self.device.as_deref().or_else(finished);
+        let card = || self.card.as_ref().map(|c| c.device.as_str()).filter(|d| !d.is_empty());
+        let device = self.device.as_deref().or_else(finished).or_else(card);
         device.or_else(|| self.time.as_ref().map(|t| t.device.as_str())).filter(|d| !d.is_empty())
     }
 

@@ -245,6 +245,7 @@ impl Recorded {
         parts.push(leaf("loss", "[1]", 0, 8e3));
         let parameters = parts.iter().map(|p| p.parameters).sum();
         ModelCard {
+            device: "llvmpipe".into(),
             batch: BATCH as usize,
             width: 16,
             mode: self.mode.into(),
