@@ -433,15 +433,20 @@ impl Dashboard {
             ("double click", "all of the plot again"),
         ];
         let mut open = true;
-        egui::Window::new("Keys").open(&mut open).collapsible(false).resizable(false).show(ui.ctx(), |ui| {
-            egui::Grid::new("keys").num_columns(2).spacing(vec2(24.0, 6.0)).show(ui, |ui| {
-                for (k, what) in keys {
-                    ui.label(RichText::new(k).monospace());
-                    ui.label(what);
-                    ui.end_row();
-                }
+        egui::Window::new("Keys")
+            .open(&mut open)
+            .collapsible(false)
+            .anchor(egui::Align2::CENTER_CENTER, vec2(0.0, 0.0))
+            .resizable(false)
+            .show(ui.ctx(), |ui| {
+                egui::Grid::new("keys").num_columns(2).spacing(vec2(24.0, 6.0)).show(ui, |ui| {
+                    for (k, what) in keys {
+                        ui.label(RichText::new(k).monospace());
+                        ui.label(what);
+                        ui.end_row();
+                    }
+                });
             });
-        });
         self.help &= open;
     }
 }

@@ -184,6 +184,9 @@ pub fn install(ctx: &egui::Context) {
         s.spacing.item_spacing = egui::vec2(8.0, 6.0);
         s.spacing.button_padding = egui::vec2(8.0, 3.0);
         s.interaction.selectable_labels = false;
+        use egui::{FontId, TextStyle};
+        s.text_styles.insert(TextStyle::Small, FontId::proportional(11.0));
+        s.text_styles.insert(TextStyle::Monospace, FontId::monospace(12.0));
     });
 }
 

@@ -294,7 +294,7 @@ impl Recorded {
             device: "llvmpipe".into(),
             clock: "device".into(),
             step: 200,
-            wall_micros: 88_000.0,
+            wall_micros: 163_000.0,
             rows,
         }
     }
