@@ -77,24 +77,28 @@ fn a_cpu_run_repeats_bit_for_bit() {
     assert_ne!(a, c, "the seed must matter");
 }
 
+/// Fifty free-running steps. How far two runs part depends on the optimiser as much as on the executors: at the
+/// default learning rates one step turns a fresh embedding row (length 0.05) by as much as its own length, and a
+/// rounding error of 1e-7 grows fivefold a step, on the CPU alone just so. Rows of length 1 keep the steps small
+/// beside what they change, so that what is left to see is the executors. `tests/parity.rs` holds every
+/// step of a run at the default rates, each from the same state.
 #[test]
 fn steps_agree_between_cpu_and_vulkan() {
     let _alone = alone();
     let Some(device) = software_device() else { return };
     for mode in ["mhc", "hc", "shortcut"] {
         let mode = format!("model.residual.mode={mode}");
-        let rates = ["train.lr=1e-3", "train.embedding_lr=0.02"];
-        let cfg = config(&["train.batch=64", "train.eval_batch=256", rates[0], rates[1], &mode]);
+        let calm = ["train.lr=1e-3", "train.embedding_lr=0.02", "train.embedding_init=1.0"];
+        let mut sets = vec!["train.batch=64", "train.eval_batch=256", mode.as_str()];
+        sets.extend(calm);
+        let cfg = config(&sets);
         let (a, _) = train(&cfg, 3200, &Device::Cpu);
         let (b, _) = train(&cfg, 3200, &device);
         assert_eq!((a.len(), b.len()), (50, 50));
-        let gap =
-            |n: usize| a.iter().zip(&b).take(n).map(|(x, y)| (x - y).abs() / x.abs()).fold(0.0, f64::max);
-        println!("{mode}: worst relative difference of 10 losses {:.1e}, of 50 {:.1e}", gap(10), gap(50));
-        // Known gap: with streams, roundings of 1e-7 grow to 1e-2 somewhere after step 10 (a learning rate
-        // changed by 1e-6 does the same on the CPU alone); 50 steps are only held to 1e-3 without streams.
-        let held = if mode.ends_with("shortcut") { 50 } else { 10 };
-        assert!(gap(held) < 1e-3, "{mode}: {:e}\n{a:?}\n{b:?}", gap(held));
+        let gap = a.iter().zip(&b).map(|(x, y)| (x - y).abs() / x.abs()).fold(0.0, f64::max);
+        println!("{mode}: worst relative difference of 50 losses {gap:.1e}");
+        assert!(gap < 1e-3, "{mode}: {gap:e}\n{a:?}\n{b:?}");
+        assert!(a[40..].iter().sum::<f64>() < a[..10].iter().sum::<f64>(), "it learns: {a:?}");
     }
 }
 

@@ -246,8 +246,8 @@ where
     for (k, s) in m.col_sums().iter().enumerate() {
         text(format!("{s:.3}"), (x0 + k as i32 * cell + cell / 2, below), number, BACKWARD, HPos::Center)?;
     }
-    text("row sums →".into(), (right, y0 - 8), 11, FORWARD, HPos::Left)?;
-    text("column sums ↑".into(), (x0, below + 16), 11, BACKWARD, HPos::Left)
+    text("row sums".into(), (right, y0 - 8), 11, FORWARD, HPos::Left)?;
+    text("column sums".into(), (x0, below + 16), 11, BACKWARD, HPos::Left)
 }
 
 /// Blue for positive, orange for negative, white for 0; the same in both modes, so that pictures compare.
