@@ -110,8 +110,8 @@ impl Chart<'_> {
             (true, Unit::Seconds) => plot.x_grid_spacer(log_time_marks),
             (true, _) => plot.x_grid_spacer(log_marks),
             (false, Unit::Index) => plot.x_grid_spacer(whole_marks),
-            (false, Unit::Seconds) => plot.x_grid_spacer(|i| time_marks(i, 9.0)),
-            (false, _) => plot.x_grid_spacer(|i| linear_marks(i, 9.0)),
+            (false, Unit::Seconds) => plot.x_grid_spacer(|i| time_marks(i, 7.0)),
+            (false, _) => plot.x_grid_spacer(|i| linear_marks(i, 7.0)),
         };
         plot =
             if log_y { plot.y_grid_spacer(log_marks) } else { plot.y_grid_spacer(|i| linear_marks(i, 3.0)) };
@@ -175,15 +175,18 @@ impl Chart<'_> {
         tip.gap(14.0).show(|ui| {
             ui.spacing_mut().item_spacing.y = 2.0;
             ui.label(RichText::new(head).small().color(p.weak));
-            egui::Grid::new("seen").num_columns(3).spacing(vec2(8.0, 2.0)).show(ui, |ui| {
-                for s in &list {
-                    let (r, _) = ui.allocate_exact_size(vec2(10.0, 10.0), egui::Sense::hover());
-                    ui.painter().rect_filled(r, 2.0, s.color);
-                    ui.label(RichText::new(&s.name).small());
-                    ui.label(RichText::new(&s.value).small().monospace());
-                    ui.end_row();
-                }
-            });
+            egui::Grid::new("seen").num_columns(3).min_col_width(0.0).spacing(vec2(8.0, 2.0)).show(
+                ui,
+                |ui| {
+                    for s in &list {
+                        let (r, _) = ui.allocate_exact_size(vec2(10.0, 10.0), egui::Sense::hover());
+                        ui.painter().rect_filled(r, 2.0, s.color);
+                        ui.label(RichText::new(&s.name).small());
+                        ui.label(RichText::new(&s.value).small().monospace());
+                        ui.end_row();
+                    }
+                },
+            );
         });
     }
 }
@@ -324,15 +327,22 @@ fn time_marks(input: GridInput, apart: f64) -> Vec<GridMark> {
     }
 }
 
-/// Marks of a logarithmic axis of seconds.
+/// Marks of a logarithmic axis of seconds: round ones, about five.
 fn log_time_marks(input: GridInput) -> Vec<GridMark> {
+    const ROUND: [f64; 20] = [
+        1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0,
+        28800.0, 86400.0, 172_800.0, 432_000.0, 864_000.0,
+    ];
     let (lo, hi) = input.bounds;
-    let round = [1.0, 5.0, 20.0, 60.0, 300.0, 1200.0, 3600.0, 4.0 * 3600.0, 86400.0, 10.0 * 86400.0];
-    let first = log_marks(GridInput { bounds: (lo, hi.min(-0.1)), base_step_size: input.base_step_size });
-    let mut marks = if lo < -0.1 { first } else { vec![] };
-    let marked = round.map(|s: f64| GridMark { value: s.log10(), step_size: 0.6 });
-    marks.extend(marked.into_iter().filter(|m| (lo..=hi).contains(&m.value)));
-    if marks.len() < 3 { log_marks(input) } else { marks }
+    let apart = (hi - lo) / 6.0;
+    let mut marks: Vec<GridMark> = vec![];
+    for value in ROUND.map(f64::log10) {
+        let far = marks.last().is_none_or(|m| value - m.value >= apart);
+        if (lo..=hi).contains(&value) && far {
+            marks.push(GridMark { value, step_size: apart });
+        }
+    }
+    if marks.len() < 2 { log_marks(input) } else { marks }
 }
 
 fn every((lo, hi): (f64, f64), step: f64) -> Vec<GridMark> {

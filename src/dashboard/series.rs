@@ -215,12 +215,13 @@ fn decimate(x: &[f64], y: &[f64], want: Want, pyramid: &Pyramid, out: &mut Vec<P
     let drawn = |v: f64| if want.log_x { v.log10() } else { v };
     let (a, b) = (drawn(x[lo]), drawn(x[hi - 1]));
     push(lo);
-    let mut begin = lo;
+    let (mut begin, mut width_before) = (lo, 1);
     for c in 0..width {
         let mut end = hi;
         if c + 1 < width {
             let border = data(a + (b - a) * (c + 1) as f64 / width as f64);
-            end = begin + x[begin..hi].partition_point(|&v| v < border);
+            end = first_not_below(&x[..hi], begin, border, width_before);
+            width_before = end - begin;
             // half a column more or less does not show, and whole buckets are quick
             let half = (end - begin) / 2;
             if half >= BUCKET {
@@ -237,6 +238,17 @@ fn decimate(x: &[f64], y: &[f64], want: Want, pyramid: &Pyramid, out: &mut Vec<P
         begin = end;
     }
     push(hi - 1);
+}
+
+/// The first index from `begin` on whose value is not below `border`; `guess` says how far off it may be.
+fn first_not_below(x: &[f64], begin: usize, border: f64, guess: usize) -> usize {
+    let (mut lo, mut step) = (begin, guess.max(1));
+    while lo + step < x.len() && x[lo + step] < border {
+        lo += step;
+        step *= 2;
+    }
+    let hi = (lo + step + 1).min(x.len());
+    lo + x[lo..hi].partition_point(|&v| v < border)
 }
 
 /// The index whose x is nearest.

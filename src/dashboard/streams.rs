@@ -257,7 +257,7 @@ fn contributions(ui: &mut Ui, cx: &Cx<'_>, r: &RunData) {
         .map(|(k, n)| Key { text: n.to_string(), color: p.kind(k), dashed: false })
         .collect();
     let file = format!("streams-{}-contributions", file_name(&r.name));
-    let card = Card { title: "Contribution of each module", hint, file, keys, legend: vec![] };
+    let card = Card { title: "Module contributions", hint, file, keys, legend: vec![] };
     let table = || {
         let mut t = Table::new(["layer", "module", "rms", "ensemble_weight"]);
         for (l, s) in layers.iter().enumerate() {
