@@ -152,11 +152,14 @@ impl MhcProject {
             let s = &s[b * BLOCK * k..][..rows * k];
             raw.resize(rows * w, T::ZERO);
             product((rows, w, k), (s, k, 1), (phi, w, 1), raw, w, false);
-            T::simd(|| {
-                for (ms, s) in ms.iter_mut().zip(s.chunks_exact(k)) {
-                    *ms = super::real::dot(s, s) * scale;
-                }
-            });
+            T::simd(
+                #[inline(always)]
+                || {
+                    for (ms, s) in ms.iter_mut().zip(s.chunks_exact(k)) {
+                        *ms = super::real::dot(s, s) * scale;
+                    }
+                },
+            );
             let small = pre.chunks_exact_mut(n).zip(post.chunks_exact_mut(n));
             for ((raw, (pre, post)), res) in raw.chunks_exact(w).zip(small).zip(res.chunks_exact_mut(n * n)) {
                 pre.copy_from_slice(&raw[..n]);
@@ -200,19 +203,22 @@ impl MhcProjectGrad {
             }
             let mut begun = self.accumulate;
             if let Some((dms, s)) = square {
-                T::simd(|| {
-                    let tokens = ds.chunks_exact_mut(k).zip(s[at * k..].chunks_exact(k)).zip(&dms[at..]);
-                    for ((y, x), m) in tokens {
-                        let f = scale * *m;
-                        if begun {
-                            super::real::axpy(f, x, y);
-                        } else {
-                            for (y, x) in y.iter_mut().zip(x) {
-                                *y = f * *x;
+                T::simd(
+                    #[inline(always)]
+                    || {
+                        let tokens = ds.chunks_exact_mut(k).zip(s[at * k..].chunks_exact(k)).zip(&dms[at..]);
+                        for ((y, x), m) in tokens {
+                            let f = scale * *m;
+                            if begun {
+                                super::real::axpy(f, x, y);
+                            } else {
+                                for (y, x) in y.iter_mut().zip(x) {
+                                    *y = f * *x;
+                                }
                             }
                         }
-                    }
-                });
+                    },
+                );
                 begun = true;
             }
             pack(&draws, n, &cols, at, rows, draw);
