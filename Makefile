@@ -36,6 +36,14 @@ build: toolchain ## The program, optimised
 demo: build ## Train a small DHEN with mHC residuals on synthetic clicks; about ten minutes with the build
 	@BIRKHOFF="$(BIN)" sh examples/demo.sh $(ARGS)
 
+# A folder of runs, or one run. What is not there yet appears when a run begins.
+RUN ?= runs
+
+.PHONY: dashboard
+dashboard: toolchain ## Build with the dashboard and open it on runs/ (RUN=... for another)
+	$(CARGO) build --release --locked --features dashboard
+	@"$(BIN)" dashboard $(RUN) $(ARGS)
+
 .PHONY: test
 test: setup ## All tests
 	RUST_BACKTRACE=1 $(CARGO) test --release --locked

@@ -20,6 +20,8 @@
 //! ```
 
 pub mod cli;
+#[cfg(feature = "views")]
+pub mod dashboard;
 pub mod data;
 pub mod diagnose;
 pub mod gpu;

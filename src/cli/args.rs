@@ -40,6 +40,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// List the adapters that a model can run on.
     Devices(DevicesArgs),
+    /// Open a window on runs, finished or in progress.
+    Dashboard(DashboardArgs),
 }
 
 /// What to do with a row that cannot be read.
@@ -130,6 +132,9 @@ pub struct TrainArgs {
     /// Print the time of each kernel at the end
     #[arg(long)]
     pub profile: bool,
+    /// Open the dashboard on the run while it trains
+    #[arg(long)]
+    pub dashboard: bool,
     /// No progress bar and no notices
     #[arg(long, short)]
     pub quiet: bool,
@@ -278,6 +283,55 @@ pub struct DevicesArgs {
     pub json: bool,
 }
 
+/// `--theme`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum ThemeWord {
+    /// The system's.
+    #[default]
+    System,
+    /// Dark.
+    Dark,
+    /// Light.
+    Light,
+}
+
+/// `birkhoff dashboard`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff dashboard runs/a runs/b       two runs over each other
+  birkhoff dashboard runs                every run in a folder; new ones appear by themselves
+  birkhoff dashboard runs --view gains --theme light --screenshot gains.png
+
+Keys: 1 to 6 views, arrows step and layer, space plays, d dark or light, ? help.")]
+pub struct DashboardArgs {
+    /// Run folders, or folders of run folders
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// The view to begin with: overview, residual, gains, streams, time, model
+    #[arg(long, value_name = "VIEW", value_parser = ["overview", "residual", "gains", "streams", "time", "model"])]
+    pub view: Option<String>,
+    /// Colours
+    #[arg(long, value_name = "THEME", value_enum, default_value_t)]
+    pub theme: ThemeWord,
+    /// Folder that exported plots are written to
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub export: PathBuf,
+    /// Write a picture of the window to this PNG file, and close it
+    #[arg(long, value_name = "FILE")]
+    pub screenshot: Option<PathBuf>,
+    /// Size of the window in points, such as 1360x860
+    #[arg(long, value_name = "WxH", value_parser = size)]
+    pub size: Option<[f32; 2]>,
+}
+
+fn size(text: &str) -> Result<[f32; 2], String> {
+    let parts = text.split_once('x').and_then(|(w, h)| Some([w.parse().ok()?, h.parse().ok()?]));
+    let fits = |s: &[f32; 2]| s.iter().all(|v| (200.0..=8000.0).contains(v));
+    parts
+        .filter(fits)
+        .ok_or_else(|| "expected width x height, such as 1360x860, each from 200 to 8000".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,11 +383,18 @@ mod tests {
             "birkhoff synth --rows 10 --seed 3 --out f --json --world 2",
             "birkhoff inspect c.toml --set model.width=8 --batch 64 --json --dot g.dot",
             "birkhoff devices --json",
+            "birkhoff dashboard runs/a runs/b --view gains --theme dark --screenshot s.png --size 900x600",
         ] {
             parse(line).expect(line);
         }
-        for line in ["birkhoff eval RUN", "birkhoff synth --rows 0 --out f", "birkhoff train", "birkhoff fly"]
-        {
+        for line in [
+            "birkhoff dashboard",
+            "birkhoff dashboard r --size 9x9",
+            "birkhoff eval RUN",
+            "birkhoff synth --rows 0 --out f",
+            "birkhoff train",
+            "birkhoff fly",
+        ] {
             let e = parse(line).expect_err(line);
             assert_eq!(e.exit_code(), 2, "{line}");
         }

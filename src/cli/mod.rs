@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub mod args;
+pub mod dashboard;
 pub mod device;
 pub mod devices;
 pub mod eval;
@@ -71,6 +72,7 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Gains(args) => gains::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Dashboard(args) => dashboard::run(&args),
     }
 }
 

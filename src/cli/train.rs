@@ -18,6 +18,20 @@ use std::time::{Duration, Instant};
 
 /// Runs the subcommand.
 pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
+    if !args.dashboard {
+        return train(args);
+    }
+    #[cfg(not(feature = "dashboard"))]
+    bail!(super::dashboard::MISSING);
+    #[cfg(feature = "dashboard")]
+    {
+        let own = args.clone();
+        super::dashboard::beside(&args.out, move || train(&own))
+    }
+}
+
+/// Trains.
+fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let cfg = args.resolve_config()?;
     let device = super::device::open(&args.device.device)?;
     let folder = RunFolder::create(&args.out, args.force)?;

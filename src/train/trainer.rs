@@ -128,7 +128,8 @@ impl Trainer {
     pub fn new(cfg: &Config, inputs: Inputs, device: &Device, train_rows: usize) -> anyhow::Result<Self> {
         let t = &cfg.train;
         let step = training_step(inputs.model(cfg, t.batch, true)?, t);
-        let card = model_card(&cfg.model, &step, t.batch);
+        let mut card = model_card(&cfg.model, &step, t.batch);
+        card.device = device.name();
         let mut state = State::new(device);
         for p in &step.params {
             state.set(&p.name, &p.initial(t.seed))?;
