@@ -17,10 +17,11 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let mut loader = Loader::criteo_file(&args.data, encoder, groups, read, options)?;
     let bar = spinner(false, "scoring");
     let mut rows = 0u64;
-    let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, |n| {
+    let progress = |n: usize| {
         rows += n as u64;
         bar.set_message(format!("scoring: {} rows", super::train::group(rows)));
-    }))?;
+    };
+    let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
     bar.finish_and_clear();
     report_skipped(&args.data, loader.skipped());
     if args.json {

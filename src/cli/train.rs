@@ -4,9 +4,8 @@ use super::args::{OnBadRow, TrainArgs};
 use super::output;
 use crate::data::criteo::{self, Labels, ReadOptions, RowPolicy};
 use crate::data::rows::SkipReport;
-use crate::data::schema::{Encoding, Schema, Transform};
-use crate::model::config::{self, Config};
-use crate::train::infer::Inputs;
+use crate::model::config::Config;
+use crate::train::infer::{Inputs, schema};
 use crate::train::run::RunFolder;
 use crate::train::trainer::{Event, Report, Summary, Trainer};
 use anyhow::bail;
@@ -46,7 +45,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
 
     let policy = row_policy(args.on_bad_row);
     let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
-    let (encoder, skipped) = criteo::fit(&args.train, &schema(&cfg), policy)?;
+    let (encoder, skipped) = criteo::fit(&args.train, &schema(&cfg.data), policy)?;
     if encoder.positives == 0 || encoder.positives == encoder.rows {
         bail!(
             "{}: all {} labels are {}; a model needs clicks and non-clicks to learn from",
@@ -97,24 +96,6 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         print_summary(&summary, &folder)?;
     }
     Ok(())
-}
-
-/// The schema that a configuration asks for.
-fn schema(cfg: &Config) -> Schema {
-    let d = &cfg.data;
-    let transform = match d.numeric {
-        config::Numeric::Log => Transform::Log,
-        config::Numeric::Standardize => Transform::STANDARDIZE,
-        config::Numeric::None => Transform::None,
-    };
-    let encoding = match d.encoding {
-        config::Encoding::Vocabulary => Encoding::Vocabulary {
-            min_count: d.min_count as _,
-            max_size: (d.max_size > 0).then_some(d.max_size as _),
-        },
-        config::Encoding::Hash => Encoding::Hash { buckets: d.buckets as _ },
-    };
-    Schema::criteo(transform, d.indicators, encoding)
 }
 
 /// The reader's policy for `--on-bad-row`.

@@ -6,7 +6,7 @@
 use super::checkpoint::{CheckpointMeta, TensorSpec};
 use super::describe::{model_card, time_report};
 use super::diagnose::Diagnoser;
-use super::infer::{Inputs, Scorer, tensor_specs, to_tensors, upload};
+use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, to_tensors, upload};
 use super::run;
 use super::schedule::{Decay, Schedule};
 use super::step::{RUNNING, hyper, training_step};
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use web_time::Instant;
 
 /// What the loop reports while it runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -224,7 +224,11 @@ impl Trainer {
                     self.program.start_profile();
                 }
                 let before = Instant::now();
-                self.program.run(&mut self.state).with_context(|| format!("step {}", self.step))?;
+                let ran = match timed {
+                    true => self.program.run(&mut self.state),
+                    false => run_with_pauses(&mut self.program, &mut self.state, report).await,
+                };
+                ran.with_context(|| format!("step {}", self.step))?;
                 if timed {
                     self.time(store, before.elapsed().as_secs_f64()).await?;
                 }
@@ -317,7 +321,7 @@ impl Trainer {
         let Some(d) = diagnoser else { return Ok(()) };
         let now = Instant::now();
         let seconds = begin.elapsed().as_secs_f64();
-        let (record, snapshot) = d.measure(&mut self.state, self.step, rows, seconds).await?;
+        let (record, snapshot) = d.measure(&mut self.state, self.step, rows, seconds, report).await?;
         if let Some(s) = snapshot {
             store.snapshot(&s)?;
             report.snapshot(&s)?;
@@ -387,7 +391,7 @@ impl Trainer {
         let options = LoaderOptions::new(self.scorer.batch);
         let mut loader =
             Loader::dataset(valid.clone(), self.inputs.groups.clone(), Order::Sequential, options)?;
-        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| ()).await?;
+        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
         // one class only: NE is undefined, the log loss decides
         let score = metrics.ne.unwrap_or(metrics.logloss);
         if !score.is_finite() {
@@ -460,6 +464,10 @@ pub trait Report {
     /// a browser's next frame. `None` costs nothing.
     fn pause(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + '_>>> {
         None
+    }
+    /// Asked between the operations of a step on the CPU: whether it is time for a [`Report::pause`].
+    fn pause_due(&mut self) -> bool {
+        false
     }
     /// Asked after each step: whether to end here, as if the last epoch were over.
     fn stop(&mut self) -> bool {
