@@ -46,7 +46,7 @@ dashboard: toolchain ## Build with the dashboard and open it on runs/ (RUN=... f
 
 .PHONY: test
 test: setup ## All tests
-	RUST_BACKTRACE=1 $(CARGO) test --release --locked
+	RUST_BACKTRACE=1 $(CARGO) test --release --locked --features dashboard
 
 .PHONY: web
 web: toolchain ## The page: the static folder web/dist, for any file host
@@ -64,7 +64,8 @@ test-web: ## The page in a headless Chromium; skipped with a line where browser,
 .PHONY: lint
 lint: toolchain ## Formatting, and clippy without a warning
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked --all-targets --features dashboard -- -D warnings
+	$(CARGO) check --release --locked
 
 .PHONY: bench
 bench: toolchain ## Kernels and products, measured on this machine
