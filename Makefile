@@ -36,9 +36,17 @@ build: toolchain ## The program, optimised
 demo: build ## Train a small DHEN with mHC residuals on synthetic clicks; about ten minutes with the build
 	@BIRKHOFF="$(BIN)" sh examples/demo.sh $(ARGS)
 
+# A folder of runs, or one run. What is not there yet appears when a run begins.
+RUN ?= runs
+
+.PHONY: dashboard
+dashboard: toolchain ## Build with the dashboard and open it on runs/ (RUN=... for another)
+	$(CARGO) build --release --locked --features dashboard
+	@"$(BIN)" dashboard $(RUN) $(ARGS)
+
 .PHONY: test
 test: setup ## All tests
-	RUST_BACKTRACE=1 $(CARGO) test --release --locked
+	RUST_BACKTRACE=1 $(CARGO) test --release --locked --features dashboard
 
 .PHONY: web
 web: toolchain ## The page: the static folder web/dist, for any file host
@@ -56,7 +64,8 @@ test-web: ## The page in a headless Chromium; skipped with a line where browser,
 .PHONY: lint
 lint: toolchain ## Formatting, and clippy without a warning
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked --all-targets --features dashboard -- -D warnings
+	$(CARGO) check --release --locked
 
 .PHONY: bench
 bench: toolchain ## Kernels and products, measured on this machine

@@ -77,31 +77,39 @@ fn main() {
         _ => Device::Cpu,
     };
     println!("device: {}", device.name());
-    let mut cpu = vec![];
-    for mode in ["shortcut", "mhc"] {
-        let mode_set = format!("model.residual.mode={mode}");
-        let heads = "model.modules=[{kind=\"attention\",heads=4},{kind=\"linear\"}]";
-        let cfg = config(&["train.batch=1024", "model.width=32", heads, &mode_set]);
-        let (mut p, mut s) = prepare(&cfg, &device);
-        let mut once = || {
-            let (w, c) = (Instant::now(), cpu_seconds());
-            p.run(&mut s).expect("runs");
-            pollster::block_on(p.read(&[0])).expect("reads");
-            (w.elapsed().as_secs_f64(), cpu_seconds() - c)
-        };
-        once();
-        let runs: Vec<(f64, f64)> = (0..9).map(|_| once()).collect();
-        let wall = median(runs.iter().map(|r| r.0).collect());
-        let c = median(runs.iter().map(|r| r.1).collect());
-        println!("{mode:<9} wall {wall:.3} s   CPU {c:.3} s   (medians of 9)");
-        cpu.push(c);
-        if std::env::args().any(|a| a == "profile") {
+    let modes = ["shortcut", "mhc"];
+    let mut runs: Vec<_> = modes
+        .iter()
+        .map(|mode| {
+            let mode_set = format!("model.residual.mode={mode}");
+            let heads = "model.modules=[{kind=\"attention\",heads=4},{kind=\"linear\"}]";
+            let cfg = config(&["train.batch=1024", "model.width=32", heads, &mode_set]);
+            prepare(&cfg, &device)
+        })
+        .collect();
+    let mut once = |i: usize| {
+        let (p, s) = &mut runs[i];
+        let (w, c) = (Instant::now(), cpu_seconds());
+        p.run(s).expect("runs");
+        pollster::block_on(p.read(&[0])).expect("reads");
+        [w.elapsed().as_secs_f64(), cpu_seconds() - c]
+    };
+    // in turn, so that what else the machine does falls on both
+    let rounds = if software { 5 } else { 15 };
+    let times: Vec<[[f64; 2]; 2]> = (0..=rounds).map(|_| [once(0), once(1)]).skip(1).collect();
+    for (i, mode) in modes.iter().enumerate() {
+        let [wall, cpu] = [0, 1].map(|k| median(times.iter().map(|t| t[i][k]).collect()));
+        println!("{mode:<9} wall {wall:.3} s   CPU {cpu:.3} s   (medians of {rounds})");
+    }
+    let ratio = median(times.iter().map(|t| t[1][0] / t[0][0]).collect());
+    println!("mHC / shortcut: {ratio:.2} (median of the pairs' wall times)");
+    if std::env::args().any(|a| a == "profile") {
+        for (p, s) in &mut runs {
             p.start_profile();
-            p.run(&mut s).expect("runs");
+            p.run(s).expect("runs");
             println!("{}", pollster::block_on(p.profile_table()).expect("a table"));
         }
     }
-    println!("mHC / shortcut: {:.2}", cpu[1] / cpu[0]);
     if !software {
         let cfg = config(&["train.batch=4096"]);
         let (mut p, mut s) = prepare(&cfg, &device);

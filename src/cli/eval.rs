@@ -6,11 +6,21 @@ use super::train::{report_skipped, row_policy, spinner};
 use crate::data::criteo::{Labels, ReadOptions};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::train::infer::LoadedRun;
+use crate::train::run::RunFolder;
+use std::path::Path;
+
+/// Says on stderr that a run has not come to its end.
+pub fn note_unfinished(run: &Path) {
+    if RunFolder::open(run).is_ok_and(|r| !r.is_finished()) {
+        eprintln!("{}: the run is unfinished; these are its best weights so far", run.display());
+    }
+}
 
 /// Runs the subcommand.
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let device = super::device::open(&args.device.device)?;
     let mut run = LoadedRun::open(&args.run, &device)?;
+    note_unfinished(&args.run);
     let read = ReadOptions { policy: row_policy(args.on_bad_row), labels: Labels::Required };
     let options = LoaderOptions::new(run.scorer.batch);
     let (encoder, groups) = (run.inputs.encoder.clone(), run.inputs.groups.clone());

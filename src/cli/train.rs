@@ -13,6 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Runs the subcommand.
@@ -84,18 +85,46 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let mut report = Console::new(args, &cfg, train.rows.len() as u64);
     let (train, valid) = (Arc::new(train), Arc::new(valid));
     let mut store = folder.store()?;
+    end_gracefully();
     let summary = pollster::block_on(trainer.run(train, valid, &mut store, &mut report));
     report.bar.finish_and_clear();
     let summary = summary?;
     if args.profile {
-        eprintln!("{}", pollster::block_on(trainer.program().profile_table())?);
+        let span = if device.is_cpu() { "all steps together" } else { "one step" };
+        eprintln!("time by kernel, {span}:\n{}", pollster::block_on(trainer.program().profile_table())?);
     }
     if args.json {
         output::json(&summary)?;
     } else {
         print_summary(&summary, &folder)?;
     }
-    Ok(())
+    if summary.metrics.ne.is_some_and(|ne| ne >= 1.0) {
+        say("note: a normalized entropy of 1 or more is no better than predicting the average click rate"
+            .into());
+    }
+    if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// The user ended the run; what it had learned is saved.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Set by the first Ctrl-C (or SIGTERM).
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// From here on the first Ctrl-C ends the run after the step in progress, with an evaluation and saved weights;
+/// the second ends the program at once.
+fn end_gracefully() {
+    let set = ctrlc::set_handler(|| {
+        if STOP.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+        eprintln!("\ninterrupted: evaluating and saving what was learned; once more to quit at once");
+    });
+    if let Err(e) = set {
+        tracing::debug!("no handler for Ctrl-C: {e}");
+    }
 }
 
 /// The reader's policy for `--on-bad-row`.
@@ -193,6 +222,10 @@ impl Report for Console {
         self.bar.inc(rows as u64);
     }
 
+    fn stop(&mut self) -> bool {
+        STOP.load(Ordering::SeqCst)
+    }
+
     fn event(&mut self, e: &Event) -> anyhow::Result<()> {
         match e {
             Event::Step { epoch, step, total_steps, rows, loss, rows_per_s, .. } => {
@@ -242,6 +275,10 @@ fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
     line("step", format!("{} of {}", s.best_step, s.steps))?;
     line("rows/s", group(s.rows_per_s as u64))?;
     line("time", format!("{:.1} s on {}", s.seconds, s.device))?;
-    let early = if s.stopped_early { " (stopped early)" } else { "" };
+    let early = match (s.interrupted, s.stopped_early) {
+        (true, _) => " (interrupted)",
+        (_, true) => " (stopped early)",
+        _ => "",
+    };
     output::line(&format!("run folder: {}{early}", folder.path().display()))
 }

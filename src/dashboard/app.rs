@@ -321,7 +321,7 @@ impl Dashboard {
                     self.help = !self.help;
                 }
                 let (icon, tip) =
-                    if p.dark { ("☀", "Light theme (d)") } else { ("🌙", "Dark theme (d)") };
+                    if p.dark { ("Light", "Light theme (d)") } else { ("Dark", "Dark theme (d)") };
                 if ui.button(icon).on_hover_text(tip).clicked() {
                     toggle_theme(ui);
                 }
@@ -427,20 +427,26 @@ impl Dashboard {
             ("space", "play the steps, stop"),
             ("d", "dark, light"),
             ("?", "this help"),
-            ("drag, scroll", "move a plot; with ctrl (⌘): zoom"),
+            ("drag", "move a plot"),
+            ("ctrl or cmd, scroll", "zoom"),
             ("right drag", "zoom into a box"),
             ("double click", "all of the plot again"),
         ];
         let mut open = true;
-        egui::Window::new("Keys").open(&mut open).collapsible(false).resizable(false).show(ui.ctx(), |ui| {
-            egui::Grid::new("keys").num_columns(2).spacing(vec2(24.0, 6.0)).show(ui, |ui| {
-                for (k, what) in keys {
-                    ui.label(RichText::new(k).monospace());
-                    ui.label(what);
-                    ui.end_row();
-                }
+        egui::Window::new("Keys")
+            .open(&mut open)
+            .collapsible(false)
+            .anchor(egui::Align2::CENTER_CENTER, vec2(0.0, 0.0))
+            .resizable(false)
+            .show(ui.ctx(), |ui| {
+                egui::Grid::new("keys").num_columns(2).spacing(vec2(24.0, 6.0)).show(ui, |ui| {
+                    for (k, what) in keys {
+                        ui.label(RichText::new(k).monospace());
+                        ui.label(what);
+                        ui.end_row();
+                    }
+                });
             });
-        });
         self.help &= open;
     }
 }

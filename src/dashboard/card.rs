@@ -1,7 +1,8 @@
 //! The frame around a plot: title, unit, export buttons, and the legend of its picture. And a grid of them.
 
 use egui::{
-    Align, Color32, CornerRadius, Frame, Id, Layout, Margin, Rect, RichText, Stroke, Ui, UiBuilder, vec2,
+    Align, Color32, CornerRadius, Frame, Id, Label, Layout, Margin, Rect, RichText, Stroke, Ui, UiBuilder,
+    vec2,
 };
 
 use super::export::{Exports, Table};
@@ -48,22 +49,21 @@ impl Card<'_> {
             .inner_margin(Margin::same(8));
         frame.show(ui, |ui| {
             ui.set_min_size(outer.size() - vec2(18.0, 18.0));
-            ui.horizontal(|ui| {
-                ui.label(RichText::new(self.title).strong());
-                ui.label(RichText::new(self.hint).small().color(p.weak));
-                if !poses {
-                    ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
-                        let tip = |what: &str| format!("Save “{}” as {what}", self.title);
-                        if ui.small_button("PNG").on_hover_text(tip("a picture")).clicked() {
-                            exports.picture(id, format!("{}.png", self.file));
-                            ui.ctx().request_repaint();
-                        }
-                        if ui.small_button("CSV").on_hover_text(tip("numbers")).clicked() {
-                            exports.save(&format!("{}.csv", self.file), table().to_csv().into_bytes());
+            ui.allocate_ui_with_layout(
+                vec2(ui.available_width(), 20.0),
+                Layout::right_to_left(Align::Center),
+                |ui| {
+                    if !poses {
+                        self.buttons(ui, exports, id, table);
+                    }
+                    ui.with_layout(Layout::left_to_right(Align::Center), |ui| {
+                        ui.add(Label::new(RichText::new(self.title).strong()).truncate());
+                        if ui.available_width() > 24.0 {
+                            ui.add(Label::new(RichText::new(self.hint).small().color(p.weak)).truncate());
                         }
                     });
-                }
-            });
+                },
+            );
             if poses && !self.legend.is_empty() {
                 legend(ui, &self.legend);
             }
@@ -72,7 +72,22 @@ impl Card<'_> {
             }
             body(ui);
         });
-        exports.posed(id, outer);
+        if poses {
+            exports.posed(id, outer);
+        }
+    }
+}
+
+impl Card<'_> {
+    fn buttons(&self, ui: &mut Ui, exports: &Exports, id: Id, table: impl FnOnce() -> Table) {
+        let tip = |what: &str| format!("Save “{}” as {what}", self.title);
+        if ui.small_button("PNG").on_hover_text(tip("a picture")).clicked() {
+            exports.picture(id, format!("{}.png", self.file));
+            ui.ctx().request_repaint();
+        }
+        if ui.small_button("CSV").on_hover_text(tip("numbers")).clicked() {
+            exports.save(&format!("{}.csv", self.file), table().to_csv().into_bytes());
+        }
     }
 }
 
@@ -96,6 +111,19 @@ pub(crate) fn legend(ui: &mut Ui, keys: &[Key]) {
     });
 }
 
+/// How many tiles of a width fit beside each other.
+pub(crate) fn fit(ui: &Ui, least: f32) -> usize {
+    ((visible_width(ui) + GAP) / (least + GAP)) as usize
+}
+
+/// What is left to the right, and not cut off.
+fn visible_width(ui: &Ui) -> f32 {
+    ui.available_width().min(ui.clip_rect().right() - ui.cursor().left() - GAP)
+}
+
+/// Room between tiles.
+const GAP: f32 = 8.0;
+
 /// Lays `n` tiles out in at most `most` columns, each at least so large, filling what is there; scrolls
 /// where they do not fit.
 pub(crate) fn grid(
@@ -105,16 +133,18 @@ pub(crate) fn grid(
     least: egui::Vec2,
     mut tile: impl FnMut(&mut Ui, usize),
 ) {
-    let gap = 8.0;
-    let room = ui.available_size();
+    let gap = GAP;
+    // what stands above may have been wider than the view
+    let room = vec2(visible_width(ui), ui.available_height());
     let columns = (((room.x + gap) / (least.x + gap)) as usize).clamp(1, most.max(1)).min(n.max(1));
     let rows = n.div_ceil(columns).max(1);
     let fit = (room.y - gap * (rows - 1) as f32) / rows as f32;
     let height = fit.max(least.y).floor();
     egui::ScrollArea::vertical().auto_shrink(false).show(ui, |ui| {
         // where it scrolls, the bar takes its room from the tiles
-        let width = ((ui.available_width() - gap * (columns - 1) as f32) / columns as f32).floor();
-        let total = vec2(ui.available_width(), height * rows as f32 + gap * (rows - 1) as f32);
+        let whole = ui.available_width().min(room.x);
+        let width = ((whole - gap * (columns - 1) as f32) / columns as f32).floor();
+        let total = vec2(whole, height * rows as f32 + gap * (rows - 1) as f32);
         let (area, _) = ui.allocate_exact_size(total, egui::Sense::hover());
         for i in 0..n {
             let (c, r) = ((i % columns) as f32, (i / columns) as f32);

@@ -2,8 +2,8 @@
 
 use egui::{Color32, Id, PopupAnchor, RichText, Stroke, Tooltip, Ui, vec2};
 use egui_plot::{
-    GridInput, GridMark, Line, LineStyle, Plot, PlotBounds, PlotMemory, PlotPoint, PlotPoints, Points,
-    Polygon,
+    AxisHints, GridInput, GridMark, Line, LineStyle, Plot, PlotBounds, PlotMemory, PlotPoint, PlotPoints,
+    Points, Polygon,
 };
 
 use super::text;
@@ -79,6 +79,21 @@ impl Chart<'_> {
         let p = Palette::of(ui);
         let before = self.window(ui).0;
         let (x_unit, y_unit, log_x, log_y) = (self.x_unit, self.y_unit, self.log_x, self.log_y);
+        let axis = |hints: AxisHints<'static>, color| {
+            hints.tick_label_font(egui::FontId::proportional(11.5)).tick_label_color(color)
+        };
+        let x_axis = axis(AxisHints::new_x(), p.weak)
+            .label(RichText::new(self.x_label).small().color(p.weak))
+            .label_spacing(if x_unit == Unit::Index {
+                egui::Rangef::new(18.0, 30.0)
+            } else {
+                egui::Rangef::new(40.0, 56.0)
+            })
+            .formatter(move |m, _| tick(m, x_unit, log_x));
+        let y_axis = axis(AxisHints::new_y(), p.weak)
+            .min_thickness(40.0)
+            .label_spacing(egui::Rangef::new(13.0, 22.0))
+            .formatter(move |m, _| tick(m, y_unit, log_y));
         let mut plot = Plot::new("plot")
             .id(self.id)
             .allow_scroll(false)
@@ -89,18 +104,17 @@ impl Chart<'_> {
             .grid_color(p.grid)
             .cursor_color(p.weak.gamma_multiply(0.6))
             .set_margin_fraction(vec2(0.01, 0.08))
-            .x_axis_label(RichText::new(self.x_label).small().color(p.weak))
-            .y_axis_min_width(44.0)
-            .x_axis_formatter(move |m, _| tick(m, x_unit, log_x))
-            .y_axis_formatter(move |m, _| tick(m, y_unit, log_y));
-        if log_x {
-            plot = plot.x_grid_spacer(log_marks);
-        } else if x_unit == Unit::Index {
-            plot = plot.x_grid_spacer(whole_marks);
-        }
-        if log_y {
-            plot = plot.y_grid_spacer(log_marks);
-        }
+            .custom_x_axes(vec![x_axis])
+            .custom_y_axes(vec![y_axis]);
+        plot = match (log_x, x_unit) {
+            (true, Unit::Seconds) => plot.x_grid_spacer(log_time_marks),
+            (true, _) => plot.x_grid_spacer(log_marks),
+            (false, Unit::Index) => plot.x_grid_spacer(whole_marks),
+            (false, Unit::Seconds) => plot.x_grid_spacer(|i| time_marks(i, 7.0)),
+            (false, _) => plot.x_grid_spacer(|i| linear_marks(i, 7.0)),
+        };
+        plot =
+            if log_y { plot.y_grid_spacer(log_marks) } else { plot.y_grid_spacer(|i| linear_marks(i, 3.0)) };
         if let Some(l) = self.link {
             plot = plot.link_axis(l, [true, false]).link_cursor(l, [true, false]);
         }
@@ -154,21 +168,25 @@ impl Chart<'_> {
                 painter.circle(pos, 3.5, s.color, Stroke::new(1.5, p.card));
             }
         }
+        let x = if x_unit == Unit::Count { x.round() } else { x };
         let head = format!("{} {}", self.x_label, value(x, x_unit));
         let tip =
             Tooltip::always_open(ui.ctx().clone(), ui.layer_id(), self.id.with("tip"), PopupAnchor::Pointer);
         tip.gap(14.0).show(|ui| {
             ui.spacing_mut().item_spacing.y = 2.0;
             ui.label(RichText::new(head).small().color(p.weak));
-            egui::Grid::new("seen").num_columns(3).spacing(vec2(8.0, 2.0)).show(ui, |ui| {
-                for s in &list {
-                    let (r, _) = ui.allocate_exact_size(vec2(10.0, 10.0), egui::Sense::hover());
-                    ui.painter().rect_filled(r, 2.0, s.color);
-                    ui.label(RichText::new(&s.name).small());
-                    ui.label(RichText::new(&s.value).small().monospace());
-                    ui.end_row();
-                }
-            });
+            egui::Grid::new("seen").num_columns(3).min_col_width(0.0).spacing(vec2(8.0, 2.0)).show(
+                ui,
+                |ui| {
+                    for s in &list {
+                        let (r, _) = ui.allocate_exact_size(vec2(10.0, 10.0), egui::Sense::hover());
+                        ui.painter().rect_filled(r, 2.0, s.color);
+                        ui.label(RichText::new(&s.name).small());
+                        ui.label(RichText::new(&s.value).small().monospace());
+                        ui.end_row();
+                    }
+                },
+            );
         });
     }
 }
@@ -211,7 +229,7 @@ pub(crate) fn value(v: f64, unit: Unit) -> String {
     match unit {
         Unit::Seconds => text::duration(v),
         Unit::Index => format!("{:.0}", v.round()),
-        Unit::Count if v.abs() >= 1000.0 => text::group(v.round().abs() as u64),
+        Unit::Count if v.abs() >= 100.0 => text::group(v.round().abs() as u64),
         Unit::Count | Unit::Plain => text::number(v),
     }
 }
@@ -225,8 +243,10 @@ fn tick(m: GridMark, unit: Unit, log: bool) -> String {
         false => (m.value, m.step_size),
     };
     match unit {
+        Unit::Seconds if log && v >= 1.0 => text::duration_short(v),
         Unit::Index if v.fract() != 0.0 => String::new(),
-        Unit::Index => format!("{v:.0}"),
+        // also for a zero that is negative
+        Unit::Index => format!("{:.0}", v + 0.0),
         Unit::Seconds if step >= 3600.0 => format!("{} h", text::number(v / 3600.0)),
         Unit::Seconds if step >= 60.0 => format!("{} min", text::number(v / 60.0)),
         Unit::Seconds => format!("{} s", text::number(v)),
@@ -288,20 +308,60 @@ fn log_marks(input: GridInput) -> Vec<GridMark> {
     marks
 }
 
+/// Marks at round numbers, so many times the plot's own least distance (8 pixels) apart.
+fn linear_marks(input: GridInput, apart: f64) -> Vec<GridMark> {
+    let rough = input.base_step_size * apart;
+    let unit = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|k| k * unit).into_iter().find(|&s| s >= rough).unwrap_or(rough);
+    every(input.bounds, step)
+}
+
+/// Marks at round numbers of seconds, minutes, hours.
+fn time_marks(input: GridInput, apart: f64) -> Vec<GridMark> {
+    let rough = input.base_step_size * apart;
+    let round =
+        [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 18000.0, 86400.0];
+    match round.into_iter().find(|&s| s >= rough) {
+        Some(step) if rough > 0.5 => every(input.bounds, step),
+        _ => linear_marks(input, apart),
+    }
+}
+
+/// Marks of a logarithmic axis of seconds: round ones, about five.
+fn log_time_marks(input: GridInput) -> Vec<GridMark> {
+    const ROUND: [f64; 20] = [
+        1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0,
+        28800.0, 86400.0, 172_800.0, 432_000.0, 864_000.0,
+    ];
+    let (lo, hi) = input.bounds;
+    let apart = (hi - lo) / 6.0;
+    let mut marks: Vec<GridMark> = vec![];
+    for value in ROUND.map(f64::log10) {
+        let far = marks.last().is_none_or(|m| value - m.value >= apart);
+        if (lo..=hi).contains(&value) && far {
+            marks.push(GridMark { value, step_size: apart });
+        }
+    }
+    if marks.len() < 2 { log_marks(input) } else { marks }
+}
+
+fn every((lo, hi): (f64, f64), step: f64) -> Vec<GridMark> {
+    let mut marks = vec![];
+    if !(lo.is_finite() && hi.is_finite() && step > 0.0 && (hi - lo) / step < 500.0) {
+        return marks;
+    }
+    let mut k = (lo / step).ceil();
+    while k * step <= hi {
+        marks.push(GridMark { value: k * step, step_size: step });
+        k += 1.0;
+    }
+    marks
+}
+
 /// Marks at whole numbers only.
 fn whole_marks(input: GridInput) -> Vec<GridMark> {
     let (lo, hi) = input.bounds;
-    let mut marks = vec![];
-    if !(lo.is_finite() && hi.is_finite()) {
-        return marks;
-    }
-    let step = ((hi - lo) / 12.0).ceil().max(1.0);
-    let mut v = (lo / step).ceil() * step;
-    while v <= hi {
-        marks.push(GridMark { value: v, step_size: step });
-        v += step;
-    }
-    marks
+    every((lo, hi), ((hi - lo) / 12.0).ceil().max(1.0))
 }
 
 #[cfg(test)]

@@ -134,6 +134,8 @@ struct Pending {
     card: Id,
     file: String,
     rect: Option<Rect>,
+    /// Frames in which it stood as it shall be seen.
+    posed: u32,
     shot: Option<Slot>,
     frames: u32,
 }
@@ -182,7 +184,8 @@ impl Exports {
 
     /// Asks for a card's picture.
     pub fn picture(&self, card: Id, file: String) {
-        self.0.borrow_mut().pending = Some(Pending { card, file, rect: None, shot: None, frames: 0 });
+        self.0.borrow_mut().pending =
+            Some(Pending { card, file, rect: None, posed: 0, shot: None, frames: 0 });
     }
 
     /// Whether a card is about to be photographed: it shows its legend instead of its buttons.
@@ -194,6 +197,7 @@ impl Exports {
     pub fn posed(&self, card: Id, rect: Rect) {
         if let Some(p) = self.0.borrow_mut().pending.as_mut().filter(|p| p.card == card) {
             p.rect = Some(rect);
+            p.posed += 1;
         }
     }
 
@@ -229,7 +233,7 @@ impl Exports {
             inner.pending = None;
             drop(inner);
             self.say(format!("{file} was not saved: no screenshot came from the window"));
-        } else if p.shot.is_none() && p.rect.is_some() {
+        } else if p.shot.is_none() && p.posed > 1 {
             let slot = Slot::default();
             p.shot = Some(slot.clone());
             drop(inner);

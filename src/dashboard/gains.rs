@@ -50,9 +50,8 @@ impl Gains {
             ui.checkbox(&mut self.tokens, "token by token")
                 .on_hover_text("The mean of each token's own gain, in place of the gain of the mean matrix");
             band_label(ui);
-            ui.separator();
-            super::steps::bar(ui, cx);
         });
+        ui.horizontal(|ui| super::steps::bar(ui, cx));
         ui.add_space(4.0);
         let runs: Vec<(usize, &RunData)> = cx.visible().filter(|(_, r)| !r.diagnoses.is_empty()).collect();
         if runs.is_empty() {
@@ -71,8 +70,8 @@ impl Gains {
         }
         if self.apart {
             let n = runs.len();
-            grid(ui, 2 * n, n.min(4), vec2(260.0, 210.0), |ui, i| {
-                let most = n.min(4);
+            let most = n.min(super::card::fit(ui, 240.0)).clamp(1, 4);
+            grid(ui, 2 * n, most, vec2(200.0, 210.0), |ui, i| {
                 // the columns of a grid are filled row by row: pair each run's two plots in a column
                 let (block, rest) = (i / (2 * most), i % (2 * most));
                 let here = most.min(n - block * most);
@@ -300,7 +299,9 @@ impl Gains {
             let mut curves = vec![];
             for (l, (main, single)) in lines.iter().zip(&points) {
                 let dots = main.len() <= 30;
-                let c = Curve { name: l.1, color: l.0, points: main, width: 2.0, dashed: false, dots };
+                // both ways can be equal: the first is drawn wider, to show beside the second
+                let width = if curves.is_empty() { 4.0 } else { 1.6 };
+                let c = Curve { name: l.1, color: l.0, points: main, width, dashed: false, dots };
                 curves.push(Curve { points: single, width: 1.2, dashed: true, dots: false, ..c });
                 curves.push(c);
             }

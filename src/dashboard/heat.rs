@@ -42,13 +42,17 @@ impl Scale {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, no less than `v`.
+/// A round number, no less than `v`.
 pub(crate) fn ceil_nice(v: f64) -> f64 {
     if !(v > 0.0 && v.is_finite()) {
         return 1.0;
     }
     let unit = 10f64.powf(v.log10().floor());
-    [1.0, 2.0, 5.0].map(|k| k * unit).into_iter().find(|&s| s >= v * (1.0 - 1e-9)).unwrap_or(10.0 * unit)
+    [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0]
+        .map(|k| k * unit)
+        .into_iter()
+        .find(|&s| s >= v * (1.0 - 1e-9))
+        .unwrap_or(10.0 * unit)
 }
 
 /// A matrix to draw, row by row.
@@ -134,6 +138,8 @@ impl Heat<'_> {
         };
         let turned = |pos: egui::Pos2, align: Align2, s: &str, color| {
             let galley = painter.layout_no_wrap(s.to_string(), font.clone(), color);
+            // the anchor stays where it is, and the text turns around it
+            let pos = align.anchor_size(pos, galley.size()).min;
             let shape = egui::epaint::TextShape::new(pos, galley, color);
             painter.add(Shape::Text(shape.with_angle_and_anchor(-std::f32::consts::FRAC_PI_2, align)));
         };
@@ -185,7 +191,10 @@ impl Heat<'_> {
             text(pos2(cells.left() - 5.0, cells.bottom() + 4.0), Align2::RIGHT_TOP, "sum".into(), p.weak);
             for c in 0..self.cols {
                 let x = cells.left() + cell.x * (c as f32 + 0.5);
-                text(pos2(x, cells.bottom() + 4.0), Align2::CENTER_TOP, number2(col(c)), p.text);
+                let long = number2(col(c));
+                let fits = painter.layout_no_wrap(long.clone(), font.clone(), p.text).size().x < cell.x - 3.0;
+                let s = if fits { long } else { cell_text(col(c)) };
+                text(pos2(x, cells.bottom() + 4.0), Align2::CENTER_TOP, s, p.text);
             }
         }
         // the colour bar
@@ -246,10 +255,10 @@ mod tests {
     fn a_scale_has_a_sign_where_the_values_have_one() {
         let scale = |m, v: &[f64]| Scale::of_mode(m, v.iter().copied());
         assert_eq!(scale("mhc", &[0.2, 1.0]), Scale::Sequential(1.0));
-        assert_eq!(scale("hc", &[0.2, 1.3]), Scale::Diverging(2.0));
+        assert_eq!(scale("hc", &[0.2, 1.3]), Scale::Diverging(1.5));
         assert_eq!(scale("mhc", &[-0.2, 1.0]), Scale::Diverging(1.0));
         assert_eq!(scale("", &[f64::NAN]), Scale::Sequential(1.0));
-        assert_eq!([0.03, 1.0, 3.0, 7.0].map(ceil_nice), [0.05, 1.0, 5.0, 10.0]);
+        assert_eq!([0.03, 1.0, 3.0, 7.0].map(ceil_nice), [0.03, 1.0, 3.0, 8.0]);
         assert_eq!((cell_text(-0.001), number2(1.0)), ("0.00".into(), "1.000".into()));
     }
 }

@@ -67,14 +67,14 @@ fn facts(ui: &mut Ui, m: &ModelCard) {
     let saved = 100.0 * (1.0 - m.memory_planned as f64 / m.memory_unshared.max(1) as f64);
     let facts = [
         ("parameters", short(m.parameters as f64), group(m.parameters as u64)),
-        ("arithmetic", format!("{}FLOP", short(m.flops_per_step)), "a training step".to_string()),
+        ("arithmetic", spaced(m.flops_per_step), "a training step".to_string()),
         ("traffic", bytes(m.bytes_per_step), "read and written a step".to_string()),
         ("memory", bytes(m.memory_planned as f64), format!("{saved:.0} % saved by reuse")),
         ("batch", group(m.batch as u64), format!("rows, width {}", m.width)),
         ("residual", mode.to_string(), streams),
     ];
     let gap = 8.0;
-    let columns = ((ui.available_width() / 150.0) as usize).clamp(2, facts.len());
+    let columns = ((ui.available_width() / 128.0) as usize).clamp(2, facts.len());
     let width = (ui.available_width() - gap * (columns - 1) as f32) / columns as f32;
     for line in facts.chunks(columns) {
         ui.horizontal(|ui| {
@@ -96,6 +96,15 @@ fn facts(ui: &mut Ui, m: &ModelCard) {
                 });
             }
         });
+    }
+}
+
+/// 3.6 GFLOP.
+fn spaced(flops: f64) -> String {
+    let s = short(flops);
+    match s.strip_suffix(|c: char| c.is_ascii_alphabetic()) {
+        Some(digits) => format!("{digits} {}FLOP", &s[digits.len()..]),
+        None => format!("{s} FLOP"),
     }
 }
 
@@ -177,11 +186,11 @@ fn parts(ui: &mut Ui, rows: &[(usize, String, &PartCard)]) {
                 color,
             );
             response.on_hover_text(format!(
-                "{path}\noutput {}\n{} parameters\nforward {}FLOP, backward {}FLOP",
+                "{path}\noutput {}\n{} parameters\nforward {}, backward {}",
                 if c.output.is_empty() { "–" } else { &c.output },
                 group(c.parameters as u64),
-                short(f),
-                short(b)
+                spaced(f),
+                spaced(b)
             ));
         }
     });

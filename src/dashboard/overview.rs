@@ -42,8 +42,8 @@ impl Metric {
     fn words(self) -> [&'static str; 4] {
         match self {
             Metric::Loss => ["Training loss", "nats", "loss", "loss"],
-            Metric::Ne => ["Normalized entropy", "validation; 1 = knows nothing", "ne", "ne"],
-            Metric::Auc => ["AUC", "validation", "auc", "auc"],
+            Metric::Ne => ["Validation NE", "1 = knows nothing", "ne", "ne"],
+            Metric::Auc => ["Validation AUC", "", "auc", "auc"],
             Metric::Lr => ["Learning rate", "", "learning-rate", "lr"],
             Metric::GradNorm => ["Gradient norm", "before clipping", "gradient-norm", "grad_norm"],
             Metric::RowsPerSecond => ["Speed", "rows a second", "speed", "rows_per_s"],
@@ -53,6 +53,11 @@ impl Metric {
     /// Whether it is measured at evaluations.
     fn evaluated(self) -> bool {
         matches!(self, Metric::Ne | Metric::Auc)
+    }
+
+    /// Whether smoothing says something.
+    fn noisy(self) -> bool {
+        matches!(self, Metric::Loss | Metric::GradNorm | Metric::RowsPerSecond)
     }
 
     fn unit(self) -> Unit {
@@ -101,7 +106,7 @@ impl Overview {
             empty(ui, "All runs are hidden", "Click a coloured square in the list on the left.");
             return;
         }
-        grid(ui, Metric::ALL.len(), 3, vec2(300.0, 190.0), |ui, i| self.plot(ui, cx, Metric::ALL[i]));
+        grid(ui, Metric::ALL.len(), 3, vec2(255.0, 190.0), |ui, i| self.plot(ui, cx, Metric::ALL[i]));
     }
 
     fn controls(&mut self, ui: &mut Ui) {
@@ -127,7 +132,7 @@ impl Overview {
     fn plot(&mut self, ui: &mut Ui, cx: &Cx<'_>, m: Metric) {
         let p = Palette::of(ui);
         let [title, hint, file, column] = m.words();
-        let hint = match (m, self.smooth > 0.0 && !m.evaluated()) {
+        let hint = match (m, self.smooth > 0.0 && m.noisy()) {
             (_, false) => hint.to_string(),
             (_, true) => {
                 format!("{hint}{}smoothed {:.2}", if hint.is_empty() { "" } else { ", " }, self.smooth)
@@ -185,7 +190,7 @@ impl Overview {
             mark: None,
         };
         let (range, width) = chart.window(ui);
-        let smooth = if m.evaluated() { 0.0 } else { self.smooth };
+        let smooth = if m.noisy() { self.smooth } else { 0.0 };
         for &(i, r) in runs {
             let want = Want {
                 generation: r.generation,

@@ -38,21 +38,15 @@ impl Residual {
             return;
         }
         let n = runs.len();
-        let most = if n == 1 { 2 } else { n.min(3) };
-        grid(ui, 2 * n, most, vec2(300.0, 250.0), |ui, i| {
-            if n == 1 {
-                matrix(ui, cx, runs[0], i == 1);
-                return;
-            }
-            // single above composite, run beside run
-            let (block, rest) = (i / (2 * most), i % (2 * most));
-            let here = most.min(n - block * most);
-            matrix(ui, cx, runs[block * most + rest % here], rest >= here);
+        let side_by_side = n > 1 && super::card::fit(ui, 250.0) >= n;
+        grid(ui, 2 * n, if side_by_side { n } else { 2 }, vec2(230.0, 250.0), |ui, i| {
+            // run beside run with the composite below, or run below run with the composite beside
+            let (run, composite) = if side_by_side { (i % n, i >= n) } else { (i / 2, i % 2 == 1) };
+            matrix(ui, cx, runs[run], composite);
         });
     }
 
     fn controls(&mut self, ui: &mut Ui, cx: &mut Cx<'_>, layers: usize) {
-        let p = Palette::of(ui);
         ui.horizontal_wrapped(|ui| {
             let s = &mut *cx.state;
             let last = layers - 1;
@@ -72,14 +66,12 @@ impl Residual {
                 to = to.max(s.from);
                 s.to = (to != last).then_some(to);
             }
-            ui.separator();
             if cx.runs.len() > 1 {
-                ui.checkbox(&mut self.selected_only, "selected run only");
                 ui.separator();
+                ui.checkbox(&mut self.selected_only, "selected run only");
             }
-            super::steps::bar(ui, cx);
-            let _ = p;
         });
+        ui.horizontal(|ui| super::steps::bar(ui, cx));
     }
 }
 
@@ -95,20 +87,16 @@ fn matrix(ui: &mut Ui, cx: &Cx<'_>, (i, r): (usize, &RunData), composite: bool) 
     let to = s.to.unwrap_or(last).clamp(from, last);
     let get = |x: &crate::diagnose::Snapshot| if composite { x.composite(from, to) } else { x.res(layer) };
     let m: Option<Matrix> = snapshot.and_then(get);
-    let what =
-        if composite { format!("composite of layers {from} to {to}") } else { format!("layer {layer}") };
-    let title = format!("{}: {what}", label(r));
+    let what = if composite { format!("layers {from} to {to}") } else { format!("layer {layer}") };
+    let title = format!("{}, {what}", label(r));
     let hint = m.as_ref().map_or(String::new(), |m| {
         let at = snapshot.map_or(0, |s| s.step);
-        format!(
-            "gain forward {}, backward {}; step {at}",
-            number(m.forward_gain()),
-            number(m.backward_gain())
-        )
+        let gains = (number(m.forward_gain()), number(m.backward_gain()));
+        format!("gain {} forward, {} backward; step {at}", gains.0, gains.1)
     });
     let kind = if composite { format!("composite-{from}-{to}") } else { format!("layer-{layer}") };
     let file = format!("residual-{}-{kind}", file_name(&r.name));
-    let card = Card { title: &title, hint: &hint, file, keys: vec![], legend: vec![] };
+    let card = Card { title: &title, hint: "", file, keys: vec![], legend: vec![] };
     let table = || {
         let mut t = Table::new(["run", "step", "what", "output_stream", "input_stream", "value"]);
         if let (Some(m), Some(x)) = (&m, snapshot) {
@@ -144,9 +132,8 @@ fn matrix(ui: &mut Ui, cx: &Cx<'_>, (i, r): (usize, &RunData), composite: bool) 
         let color = p.run(i);
         let (rect, _) = ui.allocate_exact_size(vec2(ui.available_width(), 3.0), egui::Sense::hover());
         ui.painter().rect_filled(rect, 1.5, color);
-        if m.n() == 1 {
-            ui.label(RichText::new("one stream: the shortcut passes it on as it is").small().color(p.weak));
-        }
+        let one = if m.n() == 1 { "; one stream, passed on as it is" } else { "" };
+        ui.add(egui::Label::new(RichText::new(hint + one).small().color(p.weak)).truncate());
         let n = m.n();
         let heat = Heat {
             rows: n,

@@ -229,7 +229,8 @@ impl RunData {
     /// The device, from wherever it is said.
     pub fn device(&self) -> Option<&str> {
         let finished = || self.summary.as_ref()?.get("device")?.as_str();
-        let device = self.device.as_deref().or_else(finished);
+        let card = || self.card.as_ref().map(|c| c.device.as_str()).filter(|d| !d.is_empty());
+        let device = self.device.as_deref().or_else(finished).or_else(card);
         device.or_else(|| self.time.as_ref().map(|t| t.device.as_str())).filter(|d| !d.is_empty())
     }
 
@@ -313,7 +314,8 @@ mod tests {
         let mut r = RunData::new("a");
         r.push(&step(10, 1.0));
         r.push(&step(20, 1.0));
-        let metrics = Metrics { ne: Some(0.9), ..Metrics::default() };
+        let metrics =
+            Metrics { rows: 9, positives: 1, ne: Some(0.9), logloss: 0.3, auc: None, calibration: None };
         r.push(&Event::Eval { step: 15, epoch: 1, metrics, best: true, seconds: 1.0 });
         assert_eq!((r.evals.rows[0], r.evals.best_ne()), (150.0, Some(0.9)));
         assert!(r.evals.auc[0].is_nan());

@@ -1,5 +1,5 @@
-//! Long columns made short: smoothing, and for each pixel column of a plot the first, least, greatest and
-//! last value. What was made is kept until the data, the zoom or the smoothing change.
+//! Long columns made short: smoothing, and for each pixel column of a plot the least and the greatest
+//! value. What was made is kept until the data, the zoom or the smoothing change.
 
 use egui_plot::PlotPoint;
 
@@ -28,7 +28,7 @@ pub(crate) struct Series {
     made: Option<(Want, usize)>,
     points: Vec<PlotPoint>,
     smooth: Smooth,
-    blocks: Blocks,
+    pyramid: Pyramid,
 }
 
 impl Series {
@@ -42,8 +42,8 @@ impl Series {
                 y
             };
             self.points.clear();
-            self.blocks.extend(y, want);
-            decimate(x, y, want, &self.blocks, &mut self.points);
+            self.pyramid.extend(y, want);
+            decimate(x, y, want, &self.pyramid, &mut self.points);
             self.made = Some((want, y.len()));
         }
         &self.points
@@ -81,45 +81,71 @@ impl Smooth {
     }
 }
 
-/// Values in a block.
-const BLOCK: usize = 128;
+/// Values in the smallest bucket.
+const BUCKET: usize = 8;
 
-/// For each block of values the indices of the first, least, greatest and last that can be drawn, so that a
-/// zoom over a long column does not look at every value of it.
+/// No value of a bucket can be drawn.
+const NONE: u32 = u32::MAX;
+
+/// The indices of the least and the greatest value of each bucket of 8, 16, 32, … values, so that a zoom over
+/// a long column looks at few of them.
 #[derive(Debug, Default)]
-struct Blocks {
+struct Pyramid {
     of: Option<(u64, u8, f64, bool)>,
-    /// Of whole blocks only.
-    some: Vec<Option<[usize; 4]>>,
+    levels: Vec<Vec<(u32, u32)>>,
 }
 
-impl Blocks {
+impl Pyramid {
     fn extend(&mut self, y: &[f64], want: Want) {
         let of = Some((want.generation, want.columns, want.smooth, want.log_y));
-        if self.of != of || self.some.len() > y.len() / BLOCK {
-            *self = Blocks { of, ..Blocks::default() };
+        let whole = self.levels.first().map_or(0, Vec::len);
+        if self.of != of || whole > y.len() / BUCKET {
+            *self = Pyramid { of, ..Pyramid::default() };
         }
-        for b in self.some.len()..y.len() / BLOCK {
-            let mut some = None;
-            (b * BLOCK..(b + 1) * BLOCK).for_each(|i| take(&mut some, y, want.log_y, i));
-            self.some.push(some);
+        if y.len() < BUCKET {
+            return;
+        }
+        if self.levels.is_empty() {
+            self.levels.push(vec![]);
+        }
+        for b in self.levels[0].len()..y.len() / BUCKET {
+            let mut some = (NONE, NONE);
+            (b * BUCKET..(b + 1) * BUCKET).for_each(|i| take(&mut some, y, want.log_y, i as u32));
+            self.levels[0].push(some);
+        }
+        for j in 1.. {
+            let (below, above) = (self.levels[j - 1].len() / 2, self.levels.get(j).map_or(0, Vec::len));
+            if below == 0 {
+                break;
+            }
+            if above == 0 {
+                self.levels.truncate(j);
+                self.levels.push(vec![]);
+            }
+            for b in above..below {
+                let mut some = self.levels[j - 1][2 * b];
+                merge(&mut some, self.levels[j - 1][2 * b + 1], y);
+                self.levels[j].push(some);
+            }
         }
     }
 
-    /// First, least, greatest, last of a range.
-    fn of_range(&self, y: &[f64], log_y: bool, begin: usize, end: usize) -> Option<[usize; 4]> {
-        let mut some = None;
+    /// Least and greatest of a range.
+    fn of_range(&self, y: &[f64], log_y: bool, begin: usize, end: usize) -> (u32, u32) {
+        let mut some = (NONE, NONE);
         let mut i = begin;
         while i < end {
-            match self.some.get(i / BLOCK) {
-                Some(block) if i.is_multiple_of(BLOCK) && i + BLOCK <= end => {
-                    if let Some(b) = block {
-                        b.iter().for_each(|&k| take(&mut some, y, log_y, k));
-                    }
-                    i += BLOCK;
+            let fits = |j: &usize| {
+                let size = BUCKET << j;
+                i.is_multiple_of(size) && i + size <= end && i / size < self.levels[*j].len()
+            };
+            match (0..self.levels.len()).take_while(fits).last() {
+                Some(j) => {
+                    merge(&mut some, self.levels[j][i / (BUCKET << j)], y);
+                    i += BUCKET << j;
                 }
-                _ => {
-                    take(&mut some, y, log_y, i);
+                None => {
+                    take(&mut some, y, log_y, i as u32);
                     i += 1;
                 }
             }
@@ -133,25 +159,32 @@ fn good(y: f64, log_y: bool) -> bool {
     y.is_finite() && (!log_y || y > 0.0)
 }
 
-/// Adds the value of an index to first, least, greatest, last.
-fn take(some: &mut Option<[usize; 4]>, y: &[f64], log_y: bool, i: usize) {
-    if !good(y[i], log_y) {
-        return;
+/// Adds the value of an index to least and greatest.
+fn take(some: &mut (u32, u32), y: &[f64], log_y: bool, i: u32) {
+    if good(y[i as usize], log_y) {
+        merge(some, (i, i), y);
     }
-    let s = some.get_or_insert([i; 4]);
-    s[0] = s[0].min(i);
-    if y[i] < y[s[1]] {
-        s[1] = i;
-    }
-    if y[i] > y[s[2]] {
-        s[2] = i;
-    }
-    s[3] = s[3].max(i);
 }
 
-/// Appends what can be seen of (x, y), x ascending: every point if there are few, else at most four for each
-/// pixel column. What cannot be drawn (not finite; not positive on a logarithmic axis) is left out.
-fn decimate(x: &[f64], y: &[f64], want: Want, blocks: &Blocks, out: &mut Vec<PlotPoint>) {
+fn merge(some: &mut (u32, u32), more: (u32, u32), y: &[f64]) {
+    if more.0 == NONE {
+        return;
+    }
+    if some.0 == NONE {
+        *some = more;
+        return;
+    }
+    if y[more.0 as usize] < y[some.0 as usize] {
+        some.0 = more.0;
+    }
+    if y[more.1 as usize] > y[some.1 as usize] {
+        some.1 = more.1;
+    }
+}
+
+/// Appends what can be seen of (x, y), x ascending: every point if there are few, else two for each pixel
+/// column. What cannot be drawn (not finite; not positive on a logarithmic axis) is left out.
+fn decimate(x: &[f64], y: &[f64], want: Want, pyramid: &Pyramid, out: &mut Vec<PlotPoint>) {
     let n = x.len().min(y.len());
     let (x, y) = (&x[..n], &y[..n]);
     let data = |v: f64| if want.log_x { 10f64.powf(v) } else { v };
@@ -164,31 +197,58 @@ fn decimate(x: &[f64], y: &[f64], want: Want, blocks: &Blocks, out: &mut Vec<Plo
     if want.log_x {
         lo = lo.max(x.partition_point(|&v| v <= 0.0));
     }
+    let mut pushed = usize::MAX;
     let mut push = |i: usize| {
+        if i == pushed || !good(y[i], want.log_y) {
+            return;
+        }
+        pushed = i;
         let px = if want.log_x { x[i].log10() } else { x[i] };
         let py = if want.log_y { y[i].log10() } else { y[i] };
         out.push(PlotPoint::new(px, py));
     };
     let width = want.width.max(16);
     if hi.saturating_sub(lo) <= 4 * width {
-        (lo..hi).filter(|&i| good(y[i], want.log_y)).for_each(push);
+        (lo..hi).for_each(push);
         return;
     }
     let drawn = |v: f64| if want.log_x { v.log10() } else { v };
     let (a, b) = (drawn(x[lo]), drawn(x[hi - 1]));
-    let mut begin = lo;
+    push(lo);
+    let (mut begin, mut width_before) = (lo, 1);
     for c in 0..width {
-        let border = data(a + (b - a) * (c + 1) as f64 / width as f64);
-        let last = c + 1 == width;
-        let end = if last { hi } else { begin + x[begin..hi].partition_point(|&v| v < border) };
-        let some = blocks.of_range(y, want.log_y, begin, end);
-        if let Some(mut s) = some {
-            s.sort_unstable();
-            push(s[0]);
-            (1..4).filter(|&k| s[k] != s[k - 1]).for_each(|k| push(s[k]));
+        let mut end = hi;
+        if c + 1 < width {
+            let border = data(a + (b - a) * (c + 1) as f64 / width as f64);
+            end = first_not_below(&x[..hi], begin, border, width_before);
+            width_before = end - begin;
+            // half a column more or less does not show, and whole buckets are quick
+            let half = (end - begin) / 2;
+            if half >= BUCKET {
+                end -= end % (1 << half.ilog2());
+            }
+        }
+        let (least, most) = pyramid.of_range(y, want.log_y, begin, end);
+        if least != NONE {
+            push(least.min(most) as usize);
+            if least != most {
+                push(least.max(most) as usize);
+            }
         }
         begin = end;
     }
+    push(hi - 1);
+}
+
+/// The first index from `begin` on whose value is not below `border`; `guess` says how far off it may be.
+fn first_not_below(x: &[f64], begin: usize, border: f64, guess: usize) -> usize {
+    let (mut lo, mut step) = (begin, guess.max(1));
+    while lo + step < x.len() && x[lo + step] < border {
+        lo += step;
+        step *= 2;
+    }
+    let hi = (lo + step + 1).min(x.len());
+    lo + x[lo..hi].partition_point(|&v| v < border)
 }
 
 /// The index whose x is nearest.
@@ -217,7 +277,7 @@ mod tests {
         (y[777], y[50_001]) = (9.0, -9.0);
         let mut s = Series::default();
         let p = s.points(&x, &y, want(500));
-        assert!(p.len() <= 2000 && p.len() > 900, "{}", p.len());
+        assert!(p.len() <= 1002 && p.len() > 900, "{}", p.len());
         assert!(p.windows(2).all(|w| w[0].x < w[1].x));
         assert!(p.iter().any(|p| (p.x, p.y) == (777.0, 9.0)));
         assert!(p.iter().any(|p| (p.x, p.y) == (50_001.0, -9.0)));
@@ -225,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_change_nothing() {
+    fn the_pyramid_changes_nothing() {
         let n = 20_000usize;
         let x: Vec<f64> = (0..n).map(|i| i as f64).collect();
         let value = |i: usize| ((i * 7919) % 1009) as f64 - 3.0;
@@ -236,7 +296,7 @@ mod tests {
             with.points(&x[..5000], &y[..5000], w);
             let with = with.points(&x, &y, w).to_vec();
             let mut without = vec![];
-            decimate(&x, &y, w, &Blocks::default(), &mut without);
+            decimate(&x, &y, w, &Pyramid::default(), &mut without);
             assert_eq!(with, without);
             assert!(with.len() > 60);
         }

@@ -69,17 +69,15 @@ pub(crate) fn bar(ui: &mut Ui, cx: &mut Cx<'_>) {
     }
     let mut at = index(s, &steps);
     let last = steps.len() - 1;
-    ui.spacing_mut().slider_width = (ui.available_width() * 0.35).clamp(90.0, 320.0);
+    ui.label(format!("step {}", text::group(steps[at])));
+    ui.label(RichText::new(if s.step.is_none() { "newest" } else { "earlier" }).small().color(p.weak));
+    ui.spacing_mut().slider_width = (ui.available_width() - 20.0).clamp(90.0, 260.0);
     let slider = Slider::new(&mut at, 0..=last).show_value(false);
     let r = ui.add(slider).on_hover_text("Step (left and right)");
     r.widget_info(|| egui::WidgetInfo::slider(true, at as f64, "Step"));
     if r.changed() {
         s.step = if at == last { None } else { Some(steps[at]) };
         s.playing = false;
-    }
-    ui.label(format!("step {}", text::group(steps[at])));
-    if s.step.is_none() {
-        ui.label(RichText::new("newest").small().color(p.weak));
     }
 }
 

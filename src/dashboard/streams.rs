@@ -47,17 +47,18 @@ impl Streams {
             if !none {
                 ui.separator();
                 self.layer(ui, cx);
-                ui.separator();
-                super::steps::bar(ui, cx);
             }
         });
+        if !none {
+            ui.horizontal(|ui| super::steps::bar(ui, cx));
+        }
         ui.add_space(4.0);
         let Some(r) = cx.selected() else { return };
         if r.diagnoses.is_empty() && r.snapshots.is_empty() {
             empty(ui, &format!("{} was not diagnosed yet", r.name), super::residual::HOW);
             return;
         }
-        grid(ui, 6, 3, vec2(290.0, 230.0), |ui, i| match i {
+        grid(ui, 6, 3, vec2(255.0, 230.0), |ui, i| match i {
             0 => weights(ui, cx, r, false),
             1 => weights(ui, cx, r, true),
             2 => self.attention(ui, cx, r),
@@ -256,7 +257,7 @@ fn contributions(ui: &mut Ui, cx: &Cx<'_>, r: &RunData) {
         .map(|(k, n)| Key { text: n.to_string(), color: p.kind(k), dashed: false })
         .collect();
     let file = format!("streams-{}-contributions", file_name(&r.name));
-    let card = Card { title: "Contribution of each module", hint, file, keys, legend: vec![] };
+    let card = Card { title: "Module contributions", hint, file, keys, legend: vec![] };
     let table = || {
         let mut t = Table::new(["layer", "module", "rms", "ensemble_weight"]);
         for (l, s) in layers.iter().enumerate() {

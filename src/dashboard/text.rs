@@ -68,6 +68,17 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A length of time in its largest unit: 20 s, 5 min, 4 h, 10 d.
+pub fn duration_short(seconds: f64) -> String {
+    let (v, unit) = match seconds {
+        s if s < 60.0 => (s, "s"),
+        s if s < 3600.0 => (s / 60.0, "min"),
+        s if s < 86400.0 => (s / 3600.0, "h"),
+        s => (s / 86400.0, "d"),
+    };
+    format!("{} {unit}", number((v * 100.0).round() / 100.0))
+}
+
 /// Microseconds: 12 µs, 3.4 ms, 1.2 s.
 pub fn micros(us: f64) -> String {
     match us {

@@ -65,13 +65,13 @@ static LIGHT: Palette = Palette {
     ],
     sequential: [rgb(0xf7fbff), rgb(0xd2e3f3), rgb(0x94c4df), rgb(0x4a97c9), rgb(0x1764ab), rgb(0x08306b)],
     diverging: [
-        rgb(0x2166ac),
-        rgb(0x67a9cf),
-        rgb(0xd1e5f0),
-        rgb(0xf7f7f7),
-        rgb(0xfddbc7),
-        rgb(0xef8a62),
         rgb(0xb2182b),
+        rgb(0xef8a62),
+        rgb(0xfddbc7),
+        rgb(0xf7f7f7),
+        rgb(0xd1e5f0),
+        rgb(0x67a9cf),
+        rgb(0x2166ac),
     ],
 };
 
@@ -101,13 +101,13 @@ static DARK: Palette = Palette {
     ],
     sequential: [rgb(0x1a1f2b), rgb(0x1d3d66), rgb(0x1f6fa3), rgb(0x38a3bd), rgb(0x8fd6b4), rgb(0xf3f7b0)],
     diverging: [
-        rgb(0x8cc5f2),
-        rgb(0x3d8fd1),
-        rgb(0x24507a),
-        rgb(0x262b33),
-        rgb(0x7a3b24),
-        rgb(0xd6663b),
         rgb(0xffb48a),
+        rgb(0xd6663b),
+        rgb(0x7a3b24),
+        rgb(0x262b33),
+        rgb(0x24507a),
+        rgb(0x3d8fd1),
+        rgb(0x8cc5f2),
     ],
 };
 
@@ -184,6 +184,9 @@ pub fn install(ctx: &egui::Context) {
         s.spacing.item_spacing = egui::vec2(8.0, 6.0);
         s.spacing.button_padding = egui::vec2(8.0, 3.0);
         s.interaction.selectable_labels = false;
+        use egui::{FontId, TextStyle};
+        s.text_styles.insert(TextStyle::Small, FontId::proportional(11.0));
+        s.text_styles.insert(TextStyle::Monospace, FontId::monospace(12.0));
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use egui::{Align2, FontId, Rect, RichText, Sense, Ui, pos2, vec2};
+use egui::{Rect, RichText, Sense, Ui, pos2, vec2};
 
 use super::app::{Cx, label, run_picker};
 use super::bars::{Bar, bars};
@@ -161,14 +161,21 @@ pub(crate) fn ui(ui: &mut Ui, cx: &mut Cx<'_>) {
 /// One bar that is the whole step, divided into stages.
 fn share_card(ui: &mut Ui, cx: &Cx<'_>, title: &str, file: &str, stages: &[Sum], total: f64, table: Table) {
     let p = Palette::of(ui);
-    let size = vec2(ui.available_width(), 82.0);
+    let size = vec2(ui.available_width(), 100.0);
+    let percent = |s: &Sum| 100.0 * s.total() / total.max(1e-9);
+    let keys = stages.iter().map(|s| Key {
+        text: format!("{} {:.1} %, {}", s.key, percent(s), micros(s.total())),
+        color: p.kind(stage_index(&s.key)),
+        dashed: false,
+    });
+    let keys = keys.collect();
     ui.allocate_ui(size, |ui| {
         ui.set_max_height(size.y);
         let card = Card {
             title: "Share of each stage",
             hint: title,
             file: format!("time-stages-{file}"),
-            keys: vec![],
+            keys,
             legend: vec![],
         };
         card.show(
@@ -183,12 +190,6 @@ fn share_card(ui: &mut Ui, cx: &Cx<'_>, title: &str, file: &str, stages: &[Sum],
                     let w = rect.width() * (s.total() / total.max(1e-9)) as f32;
                     let part = Rect::from_min_max(pos2(x, rect.top()), pos2(x + w, rect.bottom()));
                     ui.painter().rect_filled(part.shrink2(vec2(0.5, 0.0)), 2.0, color);
-                    let words = format!("{} {:.0} %", s.key, 100.0 * s.total() / total.max(1e-9));
-                    let galley = ui.painter().layout_no_wrap(words, FontId::proportional(12.0), p.on(color));
-                    if galley.size().x < w - 8.0 {
-                        let pos = Align2::CENTER_CENTER.anchor_size(part.center(), galley.size()).min;
-                        ui.painter().galley(pos, galley, p.on(color));
-                    }
                     x += w;
                 }
             },

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// `model.json`: the graph as layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelCard {
+    /// Device that trains it.
+    #[serde(default)]
+    pub device: String,
     /// Rows a training step.
     pub batch: usize,
     /// Embedding width d.

@@ -307,7 +307,7 @@ pub struct TrainConfig {
     pub diagnose_rows: usize,
     /// Evaluations without a better normalized entropy before the run stops; 0 = never. Default 3.
     pub patience: usize,
-    /// Peak learning rate of AdamW. Default 2e-3.
+    /// Peak learning rate of AdamW. Default 5e-3.
     pub lr: f64,
     /// Default "cosine".
     pub schedule: Schedule,
@@ -393,7 +393,7 @@ impl Default for TrainConfig {
             diagnose_every: 20,
             diagnose_rows: 64,
             patience: 3,
-            lr: 2e-3,
+            lr: 5e-3,
             schedule: Schedule::Cosine,
             warmup: 20,
             beta1: 0.9,

