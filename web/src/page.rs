@@ -132,12 +132,8 @@ impl Page {
                 }
             }
             ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
-                let (icon, tip, to) = if p.dark {
-                    ("☀", "Light theme", Theme::Light)
-                } else {
-                    ("🌙", "Dark theme", Theme::Dark)
-                };
-                let r = ui.button(icon).on_hover_text(tip);
+                let (word, to) = if p.dark { ("light", Theme::Light) } else { ("dark", Theme::Dark) };
+                let r = ui.button(word).on_hover_text(format!("The {word} theme"));
                 host::name("theme", &r);
                 if r.clicked() {
                     ui.ctx().set_theme(to);

@@ -53,11 +53,14 @@ async function until(page, what, ok, timeout = 120_000) {
 // 20 steps: what the native run and the page are compared on.
 const twenty = (mode) => ({
   set: [
-    "train.batch=128", "train.eval_batch=512", "train.log_every=1", "train.eval_every=0", "train.patience=0",
-    "train.lr=1e-3", "train.embedding_lr=0.02", "train.diagnose_every=5", "train.seed=3", "data.min_count=2",
+    "train.batch=64", "train.eval_batch=256", "train.log_every=1", "train.eval_every=0", "train.patience=0",
+    // long embedding rows keep steps small beside what they change: at the default rates roundings of 1e-7 grow
+    // fivefold a step on any device (tests/training.rs)
+    "train.lr=1e-3", "train.embedding_lr=0.02", "train.embedding_init=1.0", "train.diagnose_every=5",
+    "train.seed=3", "data.min_count=2",
     "model.layers=3", `model.residual.mode=${mode}`,
   ],
-  data: { from: "planted", seed: 5, train: 2560, valid: 512 },
+  data: { from: "planted", seed: 5, train: 1280, valid: 256 },
 });
 const native = {};
 const nativeTwenty = (mode) => (native[mode] ??= nativeRun(mkdtempSync(path.join(folder, mode)), twenty(mode)));
