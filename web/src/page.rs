@@ -172,7 +172,7 @@ impl eframe::App for Page {
         });
         let busy = self.train.busy() || self.race.busy() || self.score.busy();
         // The address has no event here; and a run's news come without one.
-        let next = if busy { 100 } else { 400 };
+        let next = if busy { 200 } else { 400 };
         ui.ctx().request_repaint_after(Duration::from_millis(next));
     }
 

@@ -105,7 +105,7 @@ impl Default for Race {
 }
 
 fn new_dashboard() -> Dashboard {
-    let mut d = Dashboard::new();
+    let mut d = Dashboard::new().as_part();
     d.set_exporter(Box::new(host::Downloads));
     d.show(View::Gains);
     d

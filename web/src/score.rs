@@ -253,9 +253,9 @@ impl Score {
         let busy = self.busy();
         let ready = self.files.missing().is_none() && !busy;
         let go = Button::new(RichText::new("Score").strong().color(egui::Color32::WHITE))
-            .fill(egui::Color32::from_rgb(0x0b, 0x62, 0xa8))
-            .min_size(vec2(ui.available_width(), 32.0));
-        let r = ui.add_enabled(ready, go);
+            .fill(egui::Color32::from_rgb(0x0b, 0x62, 0xa8));
+        let wide = vec2(ui.available_width(), 32.0);
+        let r = ui.add_enabled_ui(ready, |ui| ui.add_sized(wide, go)).inner;
         host::name("score.go", &r);
         if r.clicked() {
             self.start();

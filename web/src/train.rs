@@ -119,7 +119,7 @@ pub struct Train {
 
 impl Default for Train {
     fn default() -> Self {
-        let mut dashboard = Dashboard::new();
+        let mut dashboard = Dashboard::new().as_part();
         dashboard.set_exporter(Box::new(host::Downloads));
         Train { form: Form::default(), session: None, dashboard, count: 0 }
     }
