@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use birkhoff::dashboard::theme::{self, Palette};
-use eframe::egui::{self, Align, Frame, Layout, Margin, Panel, RichText, Theme, Ui};
+use eframe::egui::{
+    self, Align, FontData, FontDefinitions, FontFamily, Frame, Layout, Margin, Panel, RichText, Theme, Ui,
+};
 
 use crate::explorer::Explorer;
 use crate::host;
@@ -75,6 +77,7 @@ impl Page {
     /// A page that shows what the address asks for.
     pub fn new(ctx: &egui::Context) -> Page {
         theme::install(ctx);
+        ctx.set_fonts(fonts());
         host::remember(ctx);
         Page {
             part: Part::default(),
@@ -145,6 +148,19 @@ impl Page {
             });
         });
     }
+}
+
+/// One face for all text, and the signs of egui's own widgets.
+fn fonts() -> FontDefinitions {
+    let mut all = FontDefinitions::empty();
+    let faces = [("text", epaint_default_fonts::UBUNTU_LIGHT), ("signs", epaint_default_fonts::EGUI_ICONS)];
+    for (name, bytes) in faces {
+        all.font_data.insert(name.into(), FontData::from_static(bytes).into());
+        for family in [FontFamily::Proportional, FontFamily::Monospace] {
+            all.families.entry(family).or_default().push(name.into());
+        }
+    }
+    all
 }
 
 impl eframe::App for Page {
