@@ -46,12 +46,26 @@ dashboard: toolchain ## Build with the dashboard and open it on runs/ (RUN=... f
 
 .PHONY: test
 test: setup ## All tests
-	RUST_BACKTRACE=1 $(CARGO) test --release --locked
+	RUST_BACKTRACE=1 $(CARGO) test --release --locked --features dashboard
+
+.PHONY: web
+web: toolchain ## The page: the static folder web/dist, for any file host
+	@CARGO="$(CARGO)" sh tools/web.sh
+
+.PHONY: web-serve
+web-serve: ## Serve web/dist on http://localhost:8080 (PORT=... for another port)
+	@sh tools/web.sh serve $(or $(PORT),8080)
+
+.PHONY: test-web
+test-web: ## The page in a headless Chromium; skipped with a line where browser, node or wasm compiler are missing
+	@sh tools/setup.sh browser
+	@CARGO="$(CARGO)" sh tools/test-web.sh
 
 .PHONY: lint
 lint: toolchain ## Formatting, and clippy without a warning
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked --all-targets --features dashboard -- -D warnings
+	$(CARGO) check --release --locked
 
 .PHONY: bench
 bench: toolchain ## Kernels and products, measured on this machine

@@ -19,6 +19,7 @@
 //! # Ok::<(), birkhoff::model::config::ConfigError>(())
 //! ```
 
+#[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "views")]
 pub mod dashboard;

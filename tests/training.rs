@@ -223,6 +223,7 @@ fn every_kernel_is_portable() {
                    {kind=\"cross\",form=\"low-rank\",rank=3},{kind=\"cross\",form=\"vector\"},\
                    {kind=\"gram\"},{kind=\"dlrm\"},{kind=\"conv\"},{kind=\"fm\"},{kind=\"mlp\"}]";
     let mut seen = HashSet::new();
+    let mut exported = vec![];
     for (mode, width, streams) in
         [("shortcut", 8, 1), ("mhc", 8, 4), ("mhc", 6, 3), ("mhc", 5, 1), ("mhc", 4, 8), ("hc", 6, 2)]
     {
@@ -255,6 +256,11 @@ fn every_kernel_is_portable() {
                         if !seen.insert((k.source.clone(), format!("{:?}", k.constants))) {
                             continue;
                         }
+                        let constants: std::collections::BTreeMap<_, _> =
+                            k.constants.iter().copied().collect();
+                        exported.push(serde_json::json!({
+                            "label": k.label, "entry": k.entry, "source": k.source, "constants": constants,
+                        }));
                         let r = reflect(&k).unwrap_or_else(|e| panic!("{e}\n{}", k.source));
                         check_default_limits(&k.label, &r).unwrap();
                         assert!(!r.uses_subgroups, "{} needs subgroups", k.label);
@@ -266,5 +272,9 @@ fn every_kernel_is_portable() {
         }
     }
     println!("{} distinct kernels", seen.len());
+    // for the browser tests, whose compiler is stricter about uniformity
+    if let Some(path) = std::env::var_os("BIRKHOFF_KERNELS") {
+        std::fs::write(path, serde_json::to_vec(&exported).unwrap()).unwrap();
+    }
     assert!(seen.len() > 100);
 }

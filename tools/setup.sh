@@ -3,6 +3,7 @@
 #
 #   sh tools/setup.sh toolchain   cargo and a C compiler (make build, make demo)
 #   sh tools/setup.sh all         the same, and a Vulkan driver (make test)
+#   sh tools/setup.sh browser     cargo and a C compiler, chromium, node and npm (make test-web)
 #
 # A missing cargo or C compiler is an error, because nothing can be built. A missing Vulkan driver is
 # not: the CPU executor needs none, and the tests of the shaders say that they were skipped.
@@ -70,6 +71,23 @@ if ! have cc && ! have gcc && ! have clang; then
         say "no C compiler (cc); install one (Debian, Ubuntu: apt install build-essential; macOS: xcode-select --install)"
         exit 1
     fi
+fi
+
+if [ "$wanted" = browser ]; then
+    # Not an error either: tools/test-web.sh says what it skips.
+    [ "$(uname -s)" = Linux ] || exit 0
+    missing=
+    have chromium || have chromium-browser || have google-chrome || missing="$missing chromium"
+    have node || missing="$missing nodejs"
+    # Node's own packages bring npm, and Debian's npm conflicts with them.
+    have npm || missing="$missing npm"
+    if [ -n "$missing" ]; then
+        # shellcheck disable=SC2086
+        apt_install $missing || say "cannot install$missing from here; the browser tests will be skipped"
+    fi
+    # optional: a smaller module
+    have wasm-opt || apt_install binaryen || true
+    exit 0
 fi
 
 [ "$wanted" = all ] || exit 0

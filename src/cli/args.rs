@@ -244,9 +244,9 @@ pub struct SynthArgs {
 /// `birkhoff inspect`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Examples:
-  birkhoff inspect examples/dhen.toml
-  birkhoff inspect examples/dhen.toml --set model.layers=8 --batch 4096 --json
-  birkhoff inspect examples/dhen.toml --dot model.dot && dot -Tsvg model.dot -o model.svg")]
+  birkhoff inspect examples/mhc_deep.toml
+  birkhoff inspect examples/mhc_deep.toml --set model.layers=8 --batch 4096 --json
+  birkhoff inspect examples/mhc_deep.toml --dot model.dot && dot -Tsvg model.dot -o model.svg")]
 pub struct InspectArgs {
     /// Configuration in TOML; without it, the default model
     #[arg(value_name = "CONFIG")]

@@ -51,11 +51,18 @@ fn load(run: &Path, step: Option<u64>) -> anyhow::Result<Gains> {
         .collect();
     if records.is_empty() {
         bail!(
-            "{}: the run has no diagnosis; train with train.diagnose_every above 0 (the default is 20)",
-            run.display()
+            "{}: {}",
+            run.display(),
+            match h.problems.len() {
+                0 => "the run has no diagnosis; train with train.diagnose_every above 0 (the default is 20)"
+                    .into(),
+                n => format!("no diagnosis could be read ({n} unreadable lines, see the warnings above)"),
+            }
         );
     }
-    let greatest = |v: &[f64]| v.iter().copied().fold(0.0, f64::max);
+    // a NaN is what there is to see, not something to pass over
+    let greatest =
+        |v: &[f64]| v.iter().copied().fold(0.0, |a: f64, b| if a.is_nan() || a > b { a } else { b });
     let course = records
         .iter()
         .map(|r| (r.step, greatest(&r.composite_forward), greatest(&r.composite_backward)))
@@ -96,6 +103,9 @@ const BAR: f64 = 24.0;
 /// A bar on a logarithmic axis from 1/span to span, 1 in the middle.
 fn bar(gain: f64, span: f64) -> String {
     let middle = (BAR / 2.0) as usize;
+    if gain.is_nan() {
+        return "?".repeat(BAR as usize + 1);
+    }
     let at = if gain > 0.0 { gain.ln() / span.ln() } else { -1.0 };
     let cells = (at.clamp(-1.0, 1.0) * middle as f64).round() as i64;
     (0..BAR as i64 + 1)
@@ -144,6 +154,12 @@ fn print(g: &Gains) -> anyhow::Result<()> {
             bar(b, span)
         ))?;
     }
+    let broken =
+        |l: &crate::diagnose::LayerStats| !(l.forward_gain.is_finite() && l.backward_gain.is_finite());
+    if r.layers.iter().any(broken) {
+        output::line("")?;
+        output::line("the residual stream diverged: gains are not numbers any more")?;
+    }
     if g.course.len() > 1 {
         output::line("")?;
         let greatest = g.course.iter().map(|c| c.1.max(c.2)).fold(0.0, f64::max);
@@ -161,6 +177,7 @@ fn spark(values: &[f64]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let per = values.len().div_ceil(40).max(1);
     let v: Vec<f64> = values.chunks(per).map(|c| c.iter().copied().fold(f64::MIN, f64::max)).collect();
+    let lost = values.iter().any(|x| x.is_nan());
     let (low, high) = v.iter().fold((f64::MAX, f64::MIN), |(a, b), &x| (a.min(x), b.max(x)));
     let line: String = v
         .iter()
@@ -169,7 +186,7 @@ fn spark(values: &[f64]) -> String {
             LEVELS[((t * 7.0).round() as usize).min(7)]
         })
         .collect();
-    format!("{low:.4} {line} {high:.4}")
+    format!("{low:.4} {line} {high:.4}{}", if lost { " and not a number" } else { "" })
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let (g, keep) = fuse(&step.graph, &[step.loss, step.norm2]);
     let order = plan::live_nodes(&g, &keep);
     if let Some(file) = &args.dot {
+        output::not_an_input(file, &args.config.iter().map(|c| c.as_path()).collect::<Vec<_>>())?;
         let text = dot::dot(&g, &order);
         write_atomic(file, |w| w.write_all(text.as_bytes()))?;
     }

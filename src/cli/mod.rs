@@ -26,6 +26,9 @@ const FAILED: u8 = 2;
 /// The exit code where the reader of stdout went away: 128 + SIGPIPE, as a shell reports it.
 const CLOSED: u8 = 141;
 
+/// The exit code of a run that Ctrl-C ended: 128 + SIGINT.
+const INTERRUPTED: u8 = 130;
+
 /// Parses the arguments, runs the subcommand, prints one clear line on error.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -36,6 +39,7 @@ pub fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is::<output::StdoutClosed>() => ExitCode::from(CLOSED),
+        Err(e) if e.is::<train::Interrupted>() => ExitCode::from(INTERRUPTED),
         Err(e) => {
             eprintln!("error: {}", one_line(&e));
             ExitCode::from(FAILED)

@@ -11,8 +11,10 @@ use std::io::{self, Write};
 
 /// Runs the subcommand.
 pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
+    super::output::not_an_input(&args.out, &[&args.data, &args.run])?;
     let device = super::device::open(&args.device.device)?;
     let mut run = LoadedRun::open(&args.run, &device)?;
+    super::eval::note_unfinished(&args.run);
     let read = ReadOptions { policy: RowPolicy::Error, labels: Labels::Optional };
     let options = LoaderOptions::new(run.scorer.batch);
     let (encoder, groups) = (run.inputs.encoder.clone(), run.inputs.groups.clone());

@@ -4,9 +4,8 @@ use super::args::{OnBadRow, TrainArgs};
 use super::output;
 use crate::data::criteo::{self, Labels, ReadOptions, RowPolicy};
 use crate::data::rows::SkipReport;
-use crate::data::schema::{Encoding, Schema, Transform};
-use crate::model::config::{self, Config};
-use crate::train::infer::Inputs;
+use crate::model::config::Config;
+use crate::train::infer::{Inputs, schema};
 use crate::train::run::RunFolder;
 use crate::train::trainer::{Event, Report, Summary, Trainer};
 use anyhow::bail;
@@ -14,6 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Runs the subcommand.
@@ -46,7 +46,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
 
     let policy = row_policy(args.on_bad_row);
     let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
-    let (encoder, skipped) = criteo::fit(&args.train, &schema(&cfg), policy)?;
+    let (encoder, skipped) = criteo::fit(&args.train, &schema(&cfg.data), policy)?;
     if encoder.positives == 0 || encoder.positives == encoder.rows {
         bail!(
             "{}: all {} labels are {}; a model needs clicks and non-clicks to learn from",
@@ -85,36 +85,46 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let mut report = Console::new(args, &cfg, train.rows.len() as u64);
     let (train, valid) = (Arc::new(train), Arc::new(valid));
     let mut store = folder.store()?;
+    end_gracefully();
     let summary = pollster::block_on(trainer.run(train, valid, &mut store, &mut report));
     report.bar.finish_and_clear();
     let summary = summary?;
     if args.profile {
-        eprintln!("{}", pollster::block_on(trainer.program().profile_table())?);
+        let span = if device.is_cpu() { "all steps together" } else { "one step" };
+        eprintln!("time by kernel, {span}:\n{}", pollster::block_on(trainer.program().profile_table())?);
     }
     if args.json {
         output::json(&summary)?;
     } else {
         print_summary(&summary, &folder)?;
     }
-    Ok(())
+    if summary.metrics.ne.is_some_and(|ne| ne >= 1.0) {
+        say("note: a normalized entropy of 1 or more is no better than predicting the average click rate"
+            .into());
+    }
+    if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-/// The schema that a configuration asks for.
-fn schema(cfg: &Config) -> Schema {
-    let d = &cfg.data;
-    let transform = match d.numeric {
-        config::Numeric::Log => Transform::Log,
-        config::Numeric::Standardize => Transform::STANDARDIZE,
-        config::Numeric::None => Transform::None,
-    };
-    let encoding = match d.encoding {
-        config::Encoding::Vocabulary => Encoding::Vocabulary {
-            min_count: d.min_count as _,
-            max_size: (d.max_size > 0).then_some(d.max_size as _),
-        },
-        config::Encoding::Hash => Encoding::Hash { buckets: d.buckets as _ },
-    };
-    Schema::criteo(transform, d.indicators, encoding)
+/// The user ended the run; what it had learned is saved.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Set by the first Ctrl-C (or SIGTERM).
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// From here on the first Ctrl-C ends the run after the step in progress, with an evaluation and saved weights;
+/// the second ends the program at once.
+fn end_gracefully() {
+    let set = ctrlc::set_handler(|| {
+        if STOP.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+        eprintln!("\ninterrupted: evaluating and saving what was learned; once more to quit at once");
+    });
+    if let Err(e) = set {
+        tracing::debug!("no handler for Ctrl-C: {e}");
+    }
 }
 
 /// The reader's policy for `--on-bad-row`.
@@ -212,6 +222,10 @@ impl Report for Console {
         self.bar.inc(rows as u64);
     }
 
+    fn stop(&mut self) -> bool {
+        STOP.load(Ordering::SeqCst)
+    }
+
     fn event(&mut self, e: &Event) -> anyhow::Result<()> {
         match e {
             Event::Step { epoch, step, total_steps, rows, loss, rows_per_s, .. } => {
@@ -261,6 +275,10 @@ fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
     line("step", format!("{} of {}", s.best_step, s.steps))?;
     line("rows/s", group(s.rows_per_s as u64))?;
     line("time", format!("{:.1} s on {}", s.seconds, s.device))?;
-    let early = if s.stopped_early { " (stopped early)" } else { "" };
+    let early = match (s.interrupted, s.stopped_early) {
+        (true, _) => " (interrupted)",
+        (_, true) => " (stopped early)",
+        _ => "",
+    };
     output::line(&format!("run folder: {}{early}", folder.path().display()))
 }

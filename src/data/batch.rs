@@ -42,7 +42,7 @@ impl GroupLayout {
                     what: "rows of one embedding table".into(),
                     count: rows,
                     limit: u64::from(NO_ROW) - 1,
-                    remedy: "use fewer hash buckets, a larger min_count, or more groups",
+                    remedy: "lower data.buckets or data.max_size, or raise data.min_count",
                 });
             }
         }

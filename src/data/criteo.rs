@@ -3,6 +3,8 @@
 //! The file is read in blocks of whole lines; blocks are parsed in parallel, each into one set of
 //! arrays that point into the block's bytes, and come back in file order.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -10,7 +12,7 @@ use rayon::prelude::*;
 use super::blocks::{Block, BlockReader, LONGEST_LINE};
 use super::encoder::{FittedEncoder, Fitter};
 use super::error::{DataError, RowProblem, quoted};
-use super::rows::{Dataset, RawRows, SkipReport, UNLABELLED};
+use super::rows::{Dataset, RawRows, Rows, SkipReport, UNLABELLED};
 use super::schema::{CRITEO_CATEGORICAL, CRITEO_NUMERIC, Schema};
 
 /// Columns of a row after the label.
@@ -88,21 +90,33 @@ impl Layout {
     }
 }
 
-/// Streams a Criteo file.
+/// Streams a Criteo file, or anything else that has its bytes.
 #[derive(Debug)]
-pub struct CriteoReader {
-    blocks: BlockReader,
+pub struct CriteoReader<R = File> {
+    blocks: BlockReader<R>,
     options: ReadOptions,
     layout: Option<Layout>,
     rows: u64,
     skipped: SkipReport,
 }
 
-impl CriteoReader {
+impl CriteoReader<File> {
     /// Opens a file; nothing is read yet.
     pub fn open(path: &Path, options: ReadOptions) -> Result<CriteoReader, DataError> {
-        let (blocks, skipped) = (BlockReader::open(path)?, SkipReport::default());
-        Ok(CriteoReader { blocks, options, layout: None, rows: 0, skipped })
+        Ok(CriteoReader::of(BlockReader::open(path)?, options))
+    }
+}
+
+impl<'a> CriteoReader<&'a [u8]> {
+    /// A file that is in memory, in blocks of about `block_bytes`; errors call it `name`.
+    pub fn bytes(name: &str, bytes: &'a [u8], block_bytes: usize, options: ReadOptions) -> Self {
+        CriteoReader::of(BlockReader::new(Path::new(name), bytes, block_bytes), options)
+    }
+}
+
+impl<R: Read> CriteoReader<R> {
+    fn of(blocks: BlockReader<R>, options: ReadOptions) -> CriteoReader<R> {
+        CriteoReader { blocks, options, layout: None, rows: 0, skipped: SkipReport::default() }
     }
 
     /// Whether the file has labels; known after the first chunks.
@@ -154,6 +168,27 @@ impl CriteoReader {
         Ok(Some(chunks))
     }
 
+    /// Encodes the next chunks and appends them; `false` at the end. The schema must be the format's
+    /// ([`check_columns`]).
+    pub fn encode_more(&mut self, encoder: &FittedEncoder, rows: &mut Rows) -> Result<bool, DataError> {
+        let encode = |raw: RawRows| {
+            let mut rows = encoder.empty_rows();
+            encoder.encode(&raw, &mut rows);
+            rows
+        };
+        let Some(chunks) = self.next_chunks(encode)? else { return Ok(false) };
+        chunks.iter().for_each(|chunk| rows.append(chunk));
+        if rows.len() > u32::MAX as usize {
+            return Err(DataError::TooMany {
+                what: format!("rows of {}", self.blocks.path().display()),
+                count: rows.len() as u64,
+                limit: u64::from(u32::MAX),
+                remedy: "split the file",
+            });
+        }
+        Ok(true)
+    }
+
     fn at_end(&self) -> Result<(), DataError> {
         let path = self.blocks.path().to_path_buf();
         match (self.rows, self.skipped.skipped) {
@@ -192,27 +227,12 @@ pub fn load(path: &Path, encoder: &FittedEncoder, options: ReadOptions) -> Resul
     check_columns(&encoder.schema)?;
     let mut reader = CriteoReader::open(path, options)?;
     let mut rows = encoder.empty_rows();
-    let encode = |raw: RawRows| {
-        let mut rows = encoder.empty_rows();
-        encoder.encode(&raw, &mut rows);
-        rows
-    };
-    while let Some(chunks) = reader.next_chunks(encode)? {
-        chunks.iter().for_each(|chunk| rows.append(chunk));
-        if rows.len() > u32::MAX as usize {
-            return Err(DataError::TooMany {
-                what: format!("rows of {}", path.display()),
-                count: rows.len() as u64,
-                limit: u64::from(u32::MAX),
-                remedy: "split the file",
-            });
-        }
-    }
+    while reader.encode_more(encoder, &mut rows)? {}
     Ok(Dataset { rows, labelled: reader.labelled(), skipped: reader.skipped })
 }
 
 /// A schema for this format must have its number of columns.
-pub(crate) fn check_columns(schema: &Schema) -> Result<(), DataError> {
+pub fn check_columns(schema: &Schema) -> Result<(), DataError> {
     let (n, c) = (schema.numeric.len(), schema.categorical.len());
     if (n, c) == (CRITEO_NUMERIC, CRITEO_CATEGORICAL) {
         return Ok(());

@@ -98,36 +98,42 @@ impl FittedEncoder {
 
     /// Writes the file, under another name first, so that an interrupted write leaves none behind.
     pub fn save(&self, path: &Path) -> Result<(), DataError> {
-        super::replace_file(path, |file| {
-            let mut out = Hashing { inner: BufWriter::new(file), hash: Xxh3::new() };
-            let header = Header {
-                format: FORMAT.into(),
-                version: VERSION,
-                rows: self.rows,
-                positives: self.positives,
-                schema: self.schema.clone(),
-            };
-            json_line(&mut out, &header)?;
-            for (column, encoder) in self.schema.categorical.iter().zip(&self.columns) {
-                let empty = Interner::default();
-                let values = if let ColumnEncoder::Vocabulary(v) = encoder { v } else { &empty };
-                json_line(
-                    &mut out,
-                    &ColumnLine { column: column.name.clone(), values: values.len() as u64 },
-                )?;
-                for i in 0..values.len() {
-                    json_line(&mut out, &String::from_utf8_lossy(values.value(i)))?;
-                }
+        super::replace_file(path, |file| self.write_to(BufWriter::new(file)))
+    }
+
+    /// Writes what [`FittedEncoder::save`] puts in its file.
+    pub fn write_to(&self, out: impl Write) -> std::io::Result<()> {
+        let mut out = Hashing { inner: out, hash: Xxh3::new() };
+        let header = Header {
+            format: FORMAT.into(),
+            version: VERSION,
+            rows: self.rows,
+            positives: self.positives,
+            schema: self.schema.clone(),
+        };
+        json_line(&mut out, &header)?;
+        for (column, encoder) in self.schema.categorical.iter().zip(&self.columns) {
+            let empty = Interner::default();
+            let values = if let ColumnEncoder::Vocabulary(v) = encoder { v } else { &empty };
+            json_line(&mut out, &ColumnLine { column: column.name.clone(), values: values.len() as u64 })?;
+            for i in 0..values.len() {
+                json_line(&mut out, &String::from_utf8_lossy(values.value(i)))?;
             }
-            let end = format!("{:016x}", out.hash.digest());
-            json_line(&mut out, &EndLine { end })?;
-            out.flush()
-        })
+        }
+        let end = format!("{:016x}", out.hash.digest());
+        json_line(&mut out, &EndLine { end })?;
+        out.flush()
     }
 
     /// Reads a file that [`FittedEncoder::save`] wrote.
     pub fn load(path: &Path) -> Result<FittedEncoder, DataError> {
-        let mut lines = Lines::open(path)?;
+        let file = File::open(path).map_err(|e| DataError::io(path, "read", e))?;
+        FittedEncoder::read_from(path, BufReader::new(file))
+    }
+
+    /// Reads what [`FittedEncoder::write_to`] wrote; errors call it `path`.
+    pub fn read_from(path: &Path, reader: impl BufRead) -> Result<FittedEncoder, DataError> {
+        let mut lines = Lines { path: path.to_owned(), reader, line: 0, text: Vec::new(), hash: Xxh3::new() };
         let header: Header = lines.next("the header")?;
         if header.format != FORMAT || header.version != VERSION {
             return Err(lines.fail(format!(
@@ -192,21 +198,15 @@ impl<W: Write> Write for Hashing<W> {
 }
 
 /// Reads JSON lines, counting and hashing them.
-struct Lines {
+struct Lines<R> {
     path: PathBuf,
-    reader: BufReader<File>,
+    reader: R,
     line: u64,
     text: Vec<u8>,
     hash: Xxh3,
 }
 
-impl Lines {
-    fn open(path: &Path) -> Result<Lines, DataError> {
-        let file = File::open(path).map_err(|e| DataError::io(path, "read", e))?;
-        let reader = BufReader::new(file);
-        Ok(Lines { path: path.to_path_buf(), reader, line: 0, text: Vec::new(), hash: Xxh3::new() })
-    }
-
+impl<R: BufRead> Lines<R> {
     fn read(&mut self) -> Result<bool, DataError> {
         self.text.clear();
         self.line += 1;

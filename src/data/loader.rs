@@ -5,70 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-
 use super::batch::{Batch, BatchBuilder, GroupLayout};
 use super::criteo::{CriteoReader, ReadOptions, check_columns};
 use super::encoder::FittedEncoder;
 use super::error::DataError;
 use super::rows::{Dataset, RawRows, SkipReport};
 
-/// The order in which a data set's rows come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// File order.
-    Sequential,
-    /// The permutation that belongs to the seed and the epoch.
-    Shuffled {
-        /// The run's seed.
-        seed: u64,
-        /// The epoch, from 0.
-        epoch: u64,
-    },
-}
-
-/// How a loader works.
-#[derive(Clone, Copy, Debug)]
-pub struct LoaderOptions {
-    /// Rows a batch; the last one is padded.
-    pub batch: usize,
-    /// Batches ready at most while one is used.
-    pub prefetch: usize,
-    /// Batches to leave out at the start (a run that goes on in the middle of an epoch).
-    pub skip: usize,
-}
-
-impl LoaderOptions {
-    /// The usual: a few batches ahead, from the start.
-    pub fn new(batch: usize) -> LoaderOptions {
-        LoaderOptions { batch, prefetch: 4, skip: 0 }
-    }
-}
-
-/// The rows 0..n in the order of a seed and an epoch: the same on every machine.
-pub fn permutation(n: u32, seed: u64, epoch: u64) -> Vec<u32> {
-    let mut key = *b"________________birkhoff shuffle";
-    key[..8].copy_from_slice(&seed.to_le_bytes());
-    key[8..16].copy_from_slice(&epoch.to_le_bytes());
-    let mut rng = ChaCha8Rng::from_seed(key);
-    let mut order: Vec<u32> = (0..n).collect();
-    for last in (1..n).rev() {
-        order.swap(last as usize, below(&mut rng, last + 1) as usize);
-    }
-    order
-}
-
-/// A uniform number below `n` (Lemire's method), written out so that no library version changes it.
-pub(crate) fn below(rng: &mut ChaCha8Rng, n: u32) -> u32 {
-    let threshold = n.wrapping_neg() % n;
-    loop {
-        let product = u64::from(rng.next_u32()) * u64::from(n);
-        if product as u32 >= threshold {
-            return (product >> 32) as u32;
-        }
-    }
-}
+pub use super::order::{LoaderOptions, Order, permutation};
 
 /// An iterator over batches. Dropping it early stops its thread.
 #[derive(Debug)]
@@ -236,3 +179,7 @@ impl Outlet {
 #[cfg(test)]
 #[path = "loader_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "loader_web.rs"]
+mod web;

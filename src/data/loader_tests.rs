@@ -55,6 +55,22 @@ proptest! {
         let want: Vec<f32> = order[skipped..].iter().map(|&i| i as f32).collect();
         prop_assert_eq!(load(Order::Shuffled { seed, epoch: 3 }), want);
     }
+
+    #[test]
+    fn the_loader_of_a_browser_gives_the_same_batches(n in 0usize..50, batch in 1usize..20, skip in 0usize..4) {
+        let options = LoaderOptions { skip, ..LoaderOptions::new(batch) };
+        for order in [Order::Sequential, Order::Shuffled { seed: 5, epoch: 1 }] {
+            let mut here = Loader::dataset(dataset(n), groups(), order, options).unwrap();
+            let mut there = super::web::Loader::dataset(dataset(n), groups(), order, options).unwrap();
+            while let Some(a) = here.next() {
+                let (a, b) = (a.unwrap(), there.next().unwrap().unwrap());
+                prop_assert_eq!(format!("{a:?}"), format!("{b:?}"));
+                here.recycle(a);
+                there.recycle(b);
+            }
+            prop_assert!(there.next().is_none());
+        }
+    }
 }
 
 #[test]

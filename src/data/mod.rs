@@ -5,8 +5,13 @@ pub mod blocks;
 pub mod criteo;
 pub mod encoder;
 pub mod error;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod loader;
+#[cfg(target_arch = "wasm32")]
+#[path = "loader_web.rs"]
 pub mod loader;
 pub mod metrics;
+pub mod order;
 pub mod planted;
 pub mod rows;
 pub mod schema;

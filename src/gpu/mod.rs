@@ -20,6 +20,7 @@ pub mod pipeline;
 pub mod profile;
 pub mod reflect;
 pub mod report;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod translate;
 
 pub use adapter::{AdapterReport, DeviceChoice, Selected, list_adapters_async, select_async};

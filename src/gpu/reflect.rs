@@ -49,6 +49,7 @@ pub struct Reflected {
 }
 
 /// A validated module with constants applied and only the kernel's entry point in it.
+#[cfg_attr(target_arch = "wasm32", allow(dead_code))] // read by `translate`
 pub(crate) struct Parsed {
     pub module: Module,
     pub info: ModuleInfo,

@@ -6,7 +6,8 @@ use crate::ops::Real;
 use crate::ops::cpu::{Cpu, Slot};
 use std::any::TypeId;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use web_time::Instant;
 
 /// Persistent values by name.
 #[derive(Clone, Debug, Default)]
@@ -142,8 +143,22 @@ impl<T: Real> CpuProgram<T> {
     /// # Panics
     /// If a state is missing or has another size than the graph's.
     pub fn run(&mut self, state: &mut CpuState<T>) {
-        for n in 0..self.plan.order.len() {
-            let n = self.plan.order[n];
+        self.run_some(state, 0, &mut || false);
+    }
+
+    /// Executes nodes from the `at`-th on. `pause` is asked after each: once it says yes, the place to go on
+    /// from is returned. `None`: all are done.
+    ///
+    /// # Panics
+    /// As [`CpuProgram::run`].
+    pub fn run_some(
+        &mut self,
+        state: &mut CpuState<T>,
+        at: usize,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Option<usize> {
+        for at in at..self.plan.order.len() {
+            let n = self.plan.order[at];
             let begin = self.times.is_some().then(Instant::now);
             let node = &self.graph.nodes[n];
             let mut inputs = Vec::with_capacity(node.inputs.len());
@@ -182,7 +197,11 @@ impl<T: Real> CpuProgram<T> {
             if let (Some(b), Some(t)) = (begin, &mut self.times) {
                 t[n] += b.elapsed();
             }
+            if at + 1 < self.plan.order.len() && pause() {
+                return Some(at + 1);
+            }
         }
+        None
     }
 
     /// The value of a kept tensor, or of an input.

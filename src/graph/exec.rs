@@ -25,6 +25,22 @@ impl Device {
         Device::Gpu(gpu, caps)
     }
 
+    /// A browser cannot wait for a measurement: the default variants of the device's type.
+    #[cfg(target_arch = "wasm32")]
+    pub fn tuned(gpu: Gpu) -> Self {
+        let is_cpu = gpu.is_software();
+        Device::gpu(gpu, Arc::new(crate::ops::matmul::ByDevice { is_cpu }))
+    }
+
+    /// Waits for the answers that a browser gives late about buffers and shaders made so far; see
+    /// [`Gpu::settle`].
+    pub async fn settle(&self, doing: &str) -> Result<(), GpuError> {
+        match self {
+            Device::Cpu => Ok(()),
+            Device::Gpu(g, _) => g.settle(doing).await,
+        }
+    }
+
     /// Whether this is the CPU executor.
     pub fn is_cpu(&self) -> bool {
         matches!(self, Device::Cpu)
@@ -173,6 +189,20 @@ impl Program {
             }
             (Program::Gpu(p, _), _) => p.run(),
             (Program::Cpu(..), State::Gpu(_)) => unreachable!("the state was made for this device"),
+        }
+    }
+
+    /// A run in pieces: operations from the `at`-th on (0 begins a run) until `pause`, asked after each, says
+    /// yes; then the place to go on from. `None`: the run is done. A wgpu device takes a run whole.
+    pub fn run_some(
+        &mut self,
+        state: &mut State,
+        at: usize,
+        pause: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<usize>, GpuError> {
+        match (self, state) {
+            (Program::Cpu(p, _), State::Cpu(s)) => Ok(p.run_some(s, at, pause)),
+            (program, state) => program.run(state).map(|()| None),
         }
     }
 

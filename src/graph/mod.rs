@@ -13,7 +13,9 @@ pub mod gpu;
 pub mod plan;
 mod shape;
 #[doc(hidden)]
+#[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod tune;
 
 pub use shape::{MAX_RANK, Shape};

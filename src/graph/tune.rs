@@ -30,8 +30,7 @@ impl Device {
 impl MatmulChoice for Measured {
     fn choose(&self, spec: &MatmulSpec) -> Variant {
         let mut tuner = self.tuner.lock().unwrap_or_else(PoisonError::into_inner);
-        // a browser cannot wait for the device here
-        if spec.flops() < WORTH_MEASURING || cfg!(target_arch = "wasm32") {
+        if spec.flops() < WORTH_MEASURING {
             return tuner.choose(spec, None);
         }
         // a variant that fails to run is not chosen; a broken device shows itself in the real run
@@ -42,7 +41,6 @@ impl MatmulChoice for Measured {
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn time(gpu: &Gpu, spec: &MatmulSpec, kernels: &[Kernel], scratch: u64) -> Result<f64, GpuError> {
     let [a, b, c] = spec.lens().map(|n| 4 * n as u64);
     let (a, b) = (gpu.create_buffer("measured A", a)?, gpu.create_buffer("measured B", b)?);
@@ -73,9 +71,4 @@ fn time(gpu: &Gpu, spec: &MatmulSpec, kernels: &[Kernel], scratch: u64) -> Resul
         best = best.min(begin.elapsed().as_secs_f64());
     }
     Ok(best)
-}
-
-#[cfg(target_arch = "wasm32")]
-fn time(_: &Gpu, _: &MatmulSpec, _: &[Kernel], _: u64) -> Result<f64, GpuError> {
-    Ok(f64::INFINITY)
 }

@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use web_time::Instant;
 use wgpu::DeviceType;
 
 use super::matmul_wgsl::{MatmulSpec, Variant, kernels, scratch_len};

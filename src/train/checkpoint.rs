@@ -181,32 +181,19 @@ pub fn read_header(path: &Path) -> Result<CheckpointHeader, CheckpointError> {
 pub fn load(path: &Path, expected: &[TensorSpec]) -> Result<Checkpoint, CheckpointError> {
     let reader = Reader { path };
     let (file, header) = reader.open()?;
-    let meta = reader.meta(&header)?;
-    let wanted: HashMap<&str, usize> =
-        expected.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
-    reader.check(&header, expected, &wanted)?;
+    reader.tensors(io::BufReader::with_capacity(1 << 20, file), &header, expected)
+}
 
-    let mut tensors = vec![Vec::new(); expected.len()];
-    let mut input = io::BufReader::with_capacity(1 << 20, file);
-    let mut hash = Xxh3Default::new();
-    for name in header.offset_keys() {
-        // `check` has found every name and shape as expected.
-        let Some(&i) = wanted.get(name.as_str()) else { continue };
-        let count = elements(&expected[i].shape).unwrap_or(0);
-        let mut data = vec![0.0f32; count];
-        for chunk in data.chunks_mut(CHUNK) {
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
-            input.read_exact(bytes).map_err(|e| reader.fail(format!("cannot read tensor `{name}`: {e}")))?;
-            hash.update(bytes);
-            chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
-        }
-        tensors[i] = data;
-    }
-    let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
-    if recorded.is_some_and(|r| *r != format!("{:016x}", hash.digest())) {
-        return Err(reader.fail("the data do not match their checksum: the file is damaged; copy it again"));
-    }
-    Ok(Checkpoint { meta, tensors })
+/// As [`load`], from a file's bytes; errors call it `name`.
+pub fn from_bytes(
+    name: &str,
+    mut bytes: &[u8],
+    expected: &[TensorSpec],
+) -> Result<Checkpoint, CheckpointError> {
+    let reader = Reader { path: Path::new(name) };
+    let size = bytes.len() as u64;
+    let header = reader.header(&mut bytes, size)?;
+    reader.tensors(bytes, &header, expected)
 }
 
 fn elements(shape: &[usize]) -> Option<usize> {
@@ -234,7 +221,7 @@ impl Reader<'_> {
         CheckpointError { path: self.path.display().to_string(), message: message.into() }
     }
 
-    /// The file, at the start of its data, and its header, which describes exactly that many bytes.
+    /// The file, at the start of its data, and its header.
     fn open(&self) -> Result<(File, Metadata), CheckpointError> {
         if self.path.is_dir() {
             return Err(self.fail("is a folder, not a safetensors file"));
@@ -244,6 +231,12 @@ impl Reader<'_> {
             _ => self.fail(format!("cannot open: {e}")),
         })?;
         let size = file.metadata().map_err(|e| self.fail(format!("cannot open: {e}")))?.len();
+        let header = self.header(&mut file, size)?;
+        Ok((file, header))
+    }
+
+    /// The header of a file of `size` bytes, which describes exactly that many.
+    fn header(&self, file: &mut impl Read, size: u64) -> Result<Metadata, CheckpointError> {
         let broken = |what: &str| {
             self.fail(format!(
                 "not a safetensors file, or damaged: {what}; copy it again, or train the run again"
@@ -267,7 +260,43 @@ impl Reader<'_> {
                  copy it again, or train the run again"
             )));
         }
-        Ok((file, header))
+        Ok(header)
+    }
+
+    /// The tensors of `expected`, from the start of the data.
+    fn tensors(
+        &self,
+        mut input: impl Read,
+        header: &Metadata,
+        expected: &[TensorSpec],
+    ) -> Result<Checkpoint, CheckpointError> {
+        let meta = self.meta(header)?;
+        let wanted: HashMap<&str, usize> =
+            expected.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+        self.check(header, expected, &wanted)?;
+
+        let mut tensors = vec![Vec::new(); expected.len()];
+        let mut hash = Xxh3Default::new();
+        for name in header.offset_keys() {
+            // `check` has found every name and shape as expected.
+            let Some(&i) = wanted.get(name.as_str()) else { continue };
+            let count = elements(&expected[i].shape).unwrap_or(0);
+            let mut data = vec![0.0f32; count];
+            for chunk in data.chunks_mut(CHUNK) {
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
+                input
+                    .read_exact(bytes)
+                    .map_err(|e| self.fail(format!("cannot read tensor `{name}`: {e}")))?;
+                hash.update(bytes);
+                chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
+            }
+            tensors[i] = data;
+        }
+        let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
+        if recorded.is_some_and(|r| *r != format!("{:016x}", hash.digest())) {
+            return Err(self.fail("the data do not match their checksum: the file is damaged; copy it again"));
+        }
+        Ok(Checkpoint { meta, tensors })
     }
 
     fn meta(&self, header: &Metadata) -> Result<CheckpointMeta, CheckpointError> {

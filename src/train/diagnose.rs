@@ -1,7 +1,8 @@
 //! Diagnosis while training (math.md section 5): one fixed batch through the current weights, forward and
 //! backward, on the training device; what comes back is small, and becomes a [`Record`] and a [`Snapshot`].
 
-use super::infer::{Inputs, upload};
+use super::infer::{Inputs, run_with_pauses, upload};
+use super::trainer::Report;
 use crate::data::batch::{Batch, BatchBuilder};
 use crate::data::rows::Dataset;
 use crate::diagnose::measure::{self, LayerRes};
@@ -104,9 +105,10 @@ impl Diagnoser {
         step: u64,
         rows: u64,
         seconds: f64,
+        report: &mut dyn Report,
     ) -> anyhow::Result<(Record, Option<Snapshot>)> {
         upload(&mut self.program, &self.batch)?;
-        self.program.run(state)?;
+        run_with_pauses(&mut self.program, state, report).await?;
         let v = self.program.read(&(0..self.keep).collect::<Vec<_>>()).await?;
         let names: Vec<&str> = self.alphas.iter().flatten().map(String::as_str).collect();
         let mut alphas = if names.is_empty() { vec![] } else { state.get(&names).await? }.into_iter();
@@ -116,16 +118,16 @@ impl Diagnoser {
             .iter()
             .map(|l| LayerRes { res: l.res.map(|i| v[i].as_slice()), changes_slots: l.changes_slots })
             .collect();
-        let report = measure::residual(n, &res);
+        let measured = measure::residual(n, &res);
         let mut record = Record {
             step,
             rows,
             seconds,
             layers: vec![],
-            composite_forward: report.forward,
-            composite_backward: report.backward,
-            token_composite_forward: report.token_forward,
-            token_composite_backward: report.token_backward,
+            composite_forward: measured.forward,
+            composite_backward: measured.backward,
+            token_composite_forward: measured.token_forward,
+            token_composite_backward: measured.token_backward,
         };
         let keep_matrices = self.measured.is_multiple_of(self.snapshot_every);
         self.measured += 1;
@@ -135,9 +137,9 @@ impl Diagnoser {
             mode: self.mode.name().into(),
             streams: n,
             layers: vec![],
-            composites: report.composites.iter().map(|&x| x as f32).collect(),
+            composites: measured.composites.iter().map(|&x| x as f32).collect(),
         });
-        for ((l, s), alpha) in self.layers.iter().zip(report.layers).zip(&self.alphas) {
+        for ((l, s), alpha) in self.layers.iter().zip(measured.layers).zip(&self.alphas) {
             let (stream_cosine, state_rms) = measure::streams(n, self.width, &v[l.gram]);
             let weights = alpha.as_ref().and_then(|_| alphas.next());
             let modules = l.modules.iter().enumerate().map(|(i, m)| ModuleStats {

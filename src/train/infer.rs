@@ -2,14 +2,34 @@
 
 use crate::data::batch::{Batch, GroupLayout};
 use crate::data::metrics::{Metrics, MetricsAccumulator};
+use crate::data::schema::{Encoding, Schema, Transform};
 use crate::data::{DataError, FittedEncoder};
+use crate::gpu::GpuError;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, model, table_inputs};
-use crate::model::config::{Config, ConfigError};
+use crate::model::config::{self, Config, ConfigError};
 use crate::model::params::{Kind, Param};
-use crate::train::checkpoint::{self, TensorRef, TensorSpec};
+use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
+use crate::train::trainer::Report;
 use std::path::Path;
 use std::sync::Arc;
+
+/// The schema that a configuration asks for.
+pub fn schema(d: &config::DataConfig) -> Schema {
+    let transform = match d.numeric {
+        config::Numeric::Log => Transform::Log,
+        config::Numeric::Standardize => Transform::STANDARDIZE,
+        config::Numeric::None => Transform::None,
+    };
+    let encoding = match d.encoding {
+        config::Encoding::Vocabulary => Encoding::Vocabulary {
+            min_count: d.min_count as _,
+            max_size: (d.max_size > 0).then_some(d.max_size as _),
+        },
+        config::Encoding::Hash => Encoding::Hash { buckets: d.buckets as _ },
+    };
+    Schema::criteo(transform, d.indicators, encoding)
+}
 
 /// Largest table that one device buffer holds, in bytes; the CPU has no limit.
 fn table_limit(device: &Device) -> usize {
@@ -156,6 +176,22 @@ pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// One run of a program, with pauses between its operations where `report` wants them.
+pub async fn run_with_pauses(
+    program: &mut Program,
+    state: &mut State,
+    report: &mut dyn Report,
+) -> Result<(), GpuError> {
+    let mut at = 0;
+    while let Some(next) = program.run_some(state, at, &mut || report.pause_due())? {
+        at = next;
+        if let Some(wait) = report.pause() {
+            wait.await;
+        }
+    }
+    Ok(())
+}
+
 /// A model ready to score batches of a fixed size.
 pub struct Scorer {
     program: Program,
@@ -174,27 +210,41 @@ impl Scorer {
 
     /// Logits of the batch's real rows.
     pub async fn logits(&mut self, state: &mut State, batch: &Batch) -> anyhow::Result<Vec<f32>> {
+        self.logits_with_pauses(state, batch, &mut ()).await
+    }
+
+    /// As [`Scorer::logits`], with pauses between operations where `report` wants them.
+    pub async fn logits_with_pauses(
+        &mut self,
+        state: &mut State,
+        batch: &Batch,
+        report: &mut dyn Report,
+    ) -> anyhow::Result<Vec<f32>> {
         upload(&mut self.program, batch)?;
-        self.program.run(state)?;
+        run_with_pauses(&mut self.program, state, report).await?;
         let mut v = self.program.read(&[0]).await?.pop().unwrap_or_default();
         v.truncate(batch.rows);
         Ok(v)
     }
 
-    /// Metrics over all batches.
+    /// Metrics over all batches; `report` may pause between them.
     pub async fn evaluate(
         &mut self,
         state: &mut State,
         loader: &mut crate::data::loader::Loader,
         mut progress: impl FnMut(usize),
+        report: &mut dyn Report,
     ) -> anyhow::Result<Metrics> {
         let mut acc = MetricsAccumulator::new();
         while let Some(batch) = loader.next() {
             let batch = batch?;
-            let s = self.logits(state, &batch).await?;
+            let s = self.logits_with_pauses(state, &batch, report).await?;
             acc.push(&s, &batch.labels[..batch.rows], None);
             progress(batch.rows);
             loader.recycle(batch);
+            if let Some(wait) = report.pause() {
+                wait.await;
+            }
         }
         Ok(acc.finish())
     }
@@ -216,12 +266,34 @@ impl LoadedRun {
     /// Reads configuration, vocabularies and weights of a run folder.
     pub fn open(path: &Path, device: &Device) -> anyhow::Result<Self> {
         let run = crate::train::run::RunFolder::open(path)?;
-        let config = run.read_config()?;
-        let encoder = Arc::new(FittedEncoder::load(&run.vocab_path())?);
-        let inputs = Inputs::new(encoder, &config, device)?;
+        let encoder = FittedEncoder::load(&run.vocab_path())?;
+        let weights = run.weights_path();
+        Self::new(run.read_config()?, encoder, device, |specs| checkpoint::load(&weights, specs))
+    }
+
+    /// As [`LoadedRun::open`], from the contents of the run's files, for batches of `batch` rows.
+    pub fn from_bytes(
+        config: &str,
+        vocab: &[u8],
+        weights: &[u8],
+        batch: usize,
+        device: &Device,
+    ) -> anyhow::Result<Self> {
+        use crate::train::run::{CONFIG, VOCAB, WEIGHTS};
+        let config = Config::from_text(CONFIG, config, &[format!("train.eval_batch={batch}")])?;
+        let encoder = FittedEncoder::read_from(Path::new(VOCAB), vocab)?;
+        Self::new(config, encoder, device, |specs| checkpoint::from_bytes(WEIGHTS, weights, specs))
+    }
+
+    fn new(
+        config: Config,
+        encoder: FittedEncoder,
+        device: &Device,
+        weights: impl FnOnce(&[TensorSpec]) -> Result<Checkpoint, CheckpointError>,
+    ) -> anyhow::Result<Self> {
+        let inputs = Inputs::new(Arc::new(encoder), &config, device)?;
         let m = inputs.model(&config, config.train.eval_batch, false)?;
-        let specs = tensor_specs(&m.params);
-        let ck = checkpoint::load(&run.weights_path(), &specs)?;
+        let ck = weights(&tensor_specs(&m.params))?;
         let mut state = State::new(device);
         from_tensors(&m.params, ck.tensors, &mut state)?;
         let scorer = Scorer::new(&config, &inputs, device, &state)?;

@@ -5,6 +5,7 @@ pub mod describe;
 pub mod diagnose;
 pub mod history;
 pub mod infer;
+pub mod memory;
 pub mod metrics;
 pub mod run;
 pub mod schedule;

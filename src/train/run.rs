@@ -314,9 +314,9 @@ pub fn write_atomic(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> Result<(), RunError> {
-    let special = fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
-    if special {
-        let file = File::options().write(true).open(path).map_err(io_error(path, "write"))?;
+    if crate::data::is_stream(path) && !path.is_dir() {
+        // appending: `> file` must not be cut by what another stream wrote there
+        let file = File::options().append(true).open(path).map_err(io_error(path, "write"))?;
         let mut writer = BufWriter::new(file);
         return write(&mut writer).and_then(|()| writer.flush()).map_err(io_error(path, "write"));
     }

@@ -6,14 +6,15 @@
 use super::checkpoint::{CheckpointMeta, TensorSpec};
 use super::describe::{model_card, time_report};
 use super::diagnose::Diagnoser;
-use super::infer::{Inputs, Scorer, tensor_specs, to_tensors, upload};
-use super::run;
+use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, to_tensors, upload};
 use super::schedule::{Decay, Schedule};
 use super::step::{RUNNING, hyper, training_step};
 use super::store::{Store, Weights};
+use super::{memory, run};
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::data::metrics::Metrics;
 use crate::data::rows::Dataset;
+use crate::diagnose::record::number;
 use crate::diagnose::{ModelCard, Record, Snapshot};
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use web_time::Instant;
 
 /// What the loop reports while it runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,14 +41,19 @@ pub enum Event {
         /// Rows seen in this run.
         rows: u64,
         /// Mean training loss (cross-entropy, nats) since the last report.
+        #[serde(deserialize_with = "number")]
         loss: f64,
         /// Dense learning rate of the last step.
+        #[serde(deserialize_with = "number")]
         lr: f64,
         /// Global gradient norm of the last step, before clipping.
+        #[serde(deserialize_with = "number")]
         grad_norm: f64,
         /// Rows a second since the last report.
+        #[serde(deserialize_with = "number")]
         rows_per_s: f64,
         /// Seconds since the start of training.
+        #[serde(deserialize_with = "number")]
         seconds: f64,
     },
     /// After each evaluation.
@@ -62,6 +68,7 @@ pub enum Event {
         /// Whether these are the best so far (lowest NE), and kept.
         best: bool,
         /// Seconds since the start of training.
+        #[serde(deserialize_with = "number")]
         seconds: f64,
     },
     /// Every `diagnose_every` steps.
@@ -84,6 +91,8 @@ pub struct Summary {
     pub epochs: usize,
     /// Whether patience ran out before the last epoch.
     pub stopped_early: bool,
+    /// Whether whoever watched asked for the end ([`Report::stop`]).
+    pub interrupted: bool,
     /// Training rows a pass.
     pub train_rows: u64,
     /// Trainable numbers.
@@ -126,10 +135,18 @@ const NORM2: usize = 1;
 impl Trainer {
     /// Builds and compiles; parameters start from the configuration's seed.
     pub fn new(cfg: &Config, inputs: Inputs, device: &Device, train_rows: usize) -> anyhow::Result<Self> {
+        let mut cfg = cfg.clone();
+        // a batch of more rows than there are would be padding
+        cfg.train.batch = cfg.train.batch.min(train_rows.max(1));
+        let cfg = &cfg;
         let t = &cfg.train;
         let step = training_step(inputs.model(cfg, t.batch, true)?, t);
         let mut card = model_card(&cfg.model, &step, t.batch);
         card.device = device.name();
+        if device.is_cpu() {
+            let states: usize = step.optimizer.iter().map(|o| o.1).sum();
+            memory::check(4 * (card.parameters + states) + card.memory_planned)?;
+        }
         let mut state = State::new(device);
         for p in &step.params {
             state.set(&p.name, &p.initial(t.seed))?;
@@ -196,14 +213,14 @@ impl Trainer {
         let begin = Instant::now();
         let mut training = 0.0;
         let mut rows = 0u64;
-        let mut stopped_early = false;
+        let (mut stopped_early, mut interrupted) = (false, false);
         let mut epochs = 0;
         store.file(run::MODEL, &serde_json::to_vec_pretty(&self.card)?)?;
         let mut diagnoser =
             Diagnoser::new(&self.cfg, &self.inputs, &self.device, &self.state, &valid, self.schedule.total)?;
         let mut diagnosing = 0.0;
         self.diagnose(&mut diagnoser, &mut diagnosing, 0, store, report, begin).await?;
-        let mut window = Window { begin: Instant::now(), rows: 0, steps: 0 };
+        let mut window = Window::begin();
         'epochs: for epoch in 0..t.epochs {
             epochs = epoch + 1;
             let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
@@ -224,7 +241,11 @@ impl Trainer {
                     self.program.start_profile();
                 }
                 let before = Instant::now();
-                self.program.run(&mut self.state).with_context(|| format!("step {}", self.step))?;
+                let ran = match timed {
+                    true => self.program.run(&mut self.state),
+                    false => run_with_pauses(&mut self.program, &mut self.state, report).await,
+                };
+                ran.with_context(|| format!("step {}", self.step))?;
                 if timed {
                     self.time(store, before.elapsed().as_secs_f64()).await?;
                 }
@@ -238,44 +259,44 @@ impl Trainer {
                 }
                 let stop = report.stop();
                 let last = stop || self.step == self.schedule.total;
-                if self.step.is_multiple_of(t.log_every.max(1) as u64) || last {
+                if due(t.log_every, self.step) || last {
                     let e = self.log_step(&mut window, &mut training, epoch, rows, factor, begin).await?;
                     store.log(&e)?;
                     report.event(&e)?;
                 }
-                if self.step.is_multiple_of(t.diagnose_every.max(1) as u64) || last {
-                    training += window.flush();
+                if due(t.diagnose_every, self.step) || last {
+                    window.pause();
                     self.diagnose(&mut diagnoser, &mut diagnosing, rows, store, report, begin).await?;
-                    window.begin = Instant::now();
+                    window.resume();
                 }
-                if t.checkpoint_every > 0 && self.step.is_multiple_of(t.checkpoint_every as u64) {
+                if due(t.checkpoint_every, self.step) {
                     self.save(store, Weights::Last, None).await?;
                 }
-                if t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && !last {
-                    training += window.flush();
+                if due(t.eval_every, self.step) && !last {
+                    window.pause();
                     let worse = self.evaluate(&valid, epoch, store, report, begin).await?;
-                    window.begin = Instant::now();
+                    window.resume();
                     if worse {
                         stopped_early = true;
                         break 'epochs;
                     }
                 }
                 if stop {
-                    training += window.flush();
+                    window.pause();
                     self.evaluate(&valid, epoch, store, report, begin).await?;
-                    stopped_early = true;
+                    (stopped_early, interrupted) = (true, true);
                     break 'epochs;
                 }
             }
-            training += window.flush();
-            let already =
-                t.eval_every > 0 && self.step.is_multiple_of(t.eval_every as u64) && epochs < t.epochs;
+            window.pause();
+            let already = due(t.eval_every, self.step) && epochs < t.epochs;
             if !already && self.evaluate(&valid, epoch, store, report, begin).await? {
                 stopped_early = epochs < t.epochs;
                 break;
             }
-            window.begin = Instant::now();
+            window.resume();
         }
+        training += window.take();
         if t.checkpoint_every > 0 {
             self.save(store, Weights::Last, None).await?;
         }
@@ -291,6 +312,7 @@ impl Trainer {
             best_step,
             epochs,
             stopped_early,
+            interrupted,
             train_rows: train.rows.len() as u64,
             parameters: self.parameters(),
             rows_per_s: rows as f64 / training.max(1e-9),
@@ -317,7 +339,7 @@ impl Trainer {
         let Some(d) = diagnoser else { return Ok(()) };
         let now = Instant::now();
         let seconds = begin.elapsed().as_secs_f64();
-        let (record, snapshot) = d.measure(&mut self.state, self.step, rows, seconds).await?;
+        let (record, snapshot) = d.measure(&mut self.state, self.step, rows, seconds, report).await?;
         if let Some(s) = snapshot {
             store.snapshot(&s)?;
             report.snapshot(&s)?;
@@ -360,7 +382,7 @@ impl Trainer {
             );
         }
         let rows_in_window = window.rows;
-        let seconds = window.flush();
+        let seconds = window.take();
         *training += seconds;
         Ok(Event::Step {
             step: self.step,
@@ -387,7 +409,7 @@ impl Trainer {
         let options = LoaderOptions::new(self.scorer.batch);
         let mut loader =
             Loader::dataset(valid.clone(), self.inputs.groups.clone(), Order::Sequential, options)?;
-        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| ()).await?;
+        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
         // one class only: NE is undefined, the log loss decides
         let score = metrics.ne.unwrap_or(metrics.logloss);
         if !score.is_finite() {
@@ -430,19 +452,41 @@ impl Trainer {
     }
 }
 
-/// What happened since the last report.
+/// Whether something that happens every so many steps, never for 0, happens after this one.
+fn due(every: usize, step: u64) -> bool {
+    every > 0 && step.is_multiple_of(every as u64)
+}
+
+/// What happened since the last logged line; the clock stands while something else than training goes on.
 struct Window {
-    begin: Instant,
+    begin: Option<Instant>,
+    seconds: f64,
     rows: u64,
     steps: u64,
 }
 
 impl Window {
-    /// Seconds of the window, which begins anew.
-    fn flush(&mut self) -> f64 {
-        let s = self.begin.elapsed().as_secs_f64();
-        *self = Window { begin: Instant::now(), rows: 0, steps: 0 };
-        s
+    fn begin() -> Self {
+        Window { begin: Some(Instant::now()), seconds: 0.0, rows: 0, steps: 0 }
+    }
+
+    /// Stops the clock.
+    fn pause(&mut self) {
+        self.seconds += self.begin.take().map_or(0.0, |b| b.elapsed().as_secs_f64());
+    }
+
+    /// Starts it again.
+    fn resume(&mut self) {
+        self.begin = Some(Instant::now());
+    }
+
+    /// Seconds of training in the window, which begins anew; its clock stands if it stood.
+    fn take(&mut self) -> f64 {
+        let running = self.begin.is_some();
+        self.pause();
+        let seconds = self.seconds;
+        *self = Window { begin: running.then(Instant::now), seconds: 0.0, rows: 0, steps: 0 };
+        seconds
     }
 }
 
@@ -460,6 +504,10 @@ pub trait Report {
     /// a browser's next frame. `None` costs nothing.
     fn pause(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + '_>>> {
         None
+    }
+    /// Asked between the operations of a step on the CPU: whether it is time for a [`Report::pause`].
+    fn pause_due(&mut self) -> bool {
+        false
     }
     /// Asked after each step: whether to end here, as if the last epoch were over.
     fn stop(&mut self) -> bool {

@@ -62,6 +62,12 @@ impl ModelConfig {
         }
         let first = self.head.hidden.first().copied().unwrap_or(1);
         check_elements("model.head.hidden", "the head", &[slots_in * self.width, first])?;
+        for pair in self.head.hidden.windows(2) {
+            check_elements("model.head.hidden", "the head", pair)?;
+        }
+        for pair in self.features.dense_hidden.windows(2) {
+            check_elements("model.features.dense_hidden", "the numeric MLP", pair)?;
+        }
         let dense = self.features.dense_hidden.last().copied().unwrap_or(1);
         let out = self.features.dense_slots * self.width;
         check_elements("model.features.dense_slots", "the numeric MLP", &[dense, out])?;

@@ -1,0 +1,65 @@
+//! The loader of a browser, which has no second thread: the same batches, each built when it is asked for.
+
+use std::sync::Arc;
+
+use crate::data::batch::{Batch, BatchBuilder, GroupLayout};
+use crate::data::error::DataError;
+pub use crate::data::order::{LoaderOptions, Order, permutation};
+use crate::data::rows::{Dataset, SkipReport};
+
+/// An iterator over batches.
+#[derive(Debug)]
+pub struct Loader {
+    data: Arc<Dataset>,
+    order: Option<Vec<u32>>,
+    builder: BatchBuilder,
+    batch: usize,
+    at: usize,
+    used: std::cell::RefCell<Vec<Batch>>,
+}
+
+impl Loader {
+    /// Batches of a data set in memory.
+    pub fn dataset(
+        data: Arc<Dataset>,
+        groups: Arc<[GroupLayout]>,
+        order: Order,
+        options: LoaderOptions,
+    ) -> Result<Loader, DataError> {
+        let builder = BatchBuilder::new(options.batch, data.rows.features, data.rows.columns, groups)?;
+        let order = match order {
+            Order::Sequential => None,
+            Order::Shuffled { seed, epoch } => Some(permutation(data.rows.len() as u32, seed, epoch)),
+        };
+        let (batch, at) = (options.batch, options.skip.saturating_mul(options.batch));
+        Ok(Loader { data, order, builder, batch, at, used: Default::default() })
+    }
+
+    /// Gives a used batch's memory back.
+    pub fn recycle(&self, batch: Batch) {
+        self.used.borrow_mut().push(batch);
+    }
+
+    /// Rows left out.
+    pub fn skipped(&self) -> &SkipReport {
+        &self.data.skipped
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<Batch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.used.get_mut().drain(..).for_each(|batch| self.builder.recycle(batch));
+        let rows = &self.data.rows;
+        let range = self.at..self.at.saturating_add(self.batch).min(rows.len());
+        if range.is_empty() {
+            return None;
+        }
+        self.at = range.end;
+        Some(Ok(match &self.order {
+            Some(order) => self.builder.gather(rows, &order[range]),
+            None => self.builder.range(rows, range),
+        }))
+    }
+}

@@ -1,0 +1,31 @@
+#!/bin/sh
+# The browser tests: builds the page, the native program and the list of kernels, then web/tests in a headless
+# Chromium. What is missing is said on one line that begins with SKIP, and is no failure.
+set -eu
+cd "$(dirname "$0")/.."
+
+have() { command -v "$1" >/dev/null 2>&1; }
+skip() { echo "SKIP: browser tests: $*"; exit 0; }
+
+cargo=${CARGO:-cargo}
+: "${CARGO_TARGET_DIR:=$PWD/target}"
+export CARGO_TARGET_DIR
+
+have node && have npm || skip "node and npm are missing (make setup installs them on Debian)"
+[ -n "${CHROMIUM:-}" ] || have chromium || have chromium-browser || have google-chrome || skip "no chromium"
+
+sh tools/web.sh && code=0 || code=$?
+[ "$code" != 3 ] || skip "no compiler for wasm32-unknown-unknown"
+[ "$code" = 0 ] || exit "$code"
+
+$cargo build --release --locked
+BIRKHOFF=$CARGO_TARGET_DIR/release/birkhoff
+BIRKHOFF_KERNELS=$CARGO_TARGET_DIR/kernels.json
+export BIRKHOFF BIRKHOFF_KERNELS
+$cargo test --release --locked -q --test training every_kernel_is_portable
+$cargo test --release --locked -q -p birkhoff-web
+
+cd web/tests
+# Only the driver of the browser: no browser is downloaded.
+npm ci --no-audit --no-fund --silent
+node --test --test-concurrency=1 --test-reporter=spec page.test.mjs
