@@ -68,7 +68,7 @@ fn facts(ui: &mut Ui, m: &ModelCard) {
     let facts = [
         ("parameters", short(m.parameters as f64), group(m.parameters as u64)),
         ("arithmetic", spaced(m.flops_per_step), "a training step".to_string()),
-        ("traffic", bytes(m.bytes_per_step), "read and written a step".to_string()),
+        ("traffic", bytes(m.bytes_per_step), "moved a step".to_string()),
         ("memory", bytes(m.memory_planned as f64), format!("{saved:.0} % saved by reuse")),
         ("batch", group(m.batch as u64), format!("rows, width {}", m.width)),
         ("residual", mode.to_string(), streams),
