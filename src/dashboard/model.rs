@@ -160,6 +160,8 @@ fn parts(ui: &mut Ui, rows: &[(usize, String, &PartCard)]) {
             let color = if *depth == 0 { p.text } else { p.weak };
             let short_name = c.name.rsplit('.').next().unwrap_or(&c.name);
             let name = if *depth == 0 { &c.name } else { short_name };
+            // what belongs to no part of the model
+            let name = if name.is_empty() { "other" } else { name };
             let text = |dx: f32, s: String, color| {
                 painter.text(pos2(rect.left() + dx, y), Align2::LEFT_CENTER, s, font.clone(), color);
             };
