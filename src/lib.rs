@@ -29,4 +29,5 @@ pub mod gpu;
 pub mod graph;
 pub mod model;
 pub mod ops;
+mod par;
 pub mod train;

@@ -85,8 +85,6 @@ if [ "$wanted" = browser ]; then
         # shellcheck disable=SC2086
         apt_install $missing || say "cannot install$missing from here; the browser tests will be skipped"
     fi
-    # optional: a smaller module
-    have wasm-opt || apt_install binaryen || true
     exit 0
 fi
 

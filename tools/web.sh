@@ -73,7 +73,9 @@ build() {
     mkdir -p $dist
     "$work/release/bind" "$work/$target/wasm/birkhoff_web.wasm" $dist birkhoff_web
     wasm=$dist/birkhoff_web_bg.wasm
-    if have wasm-opt; then
+    # Older ones (108 of Debian 12) mix up the two tables of a module with externref.
+    version=$(wasm-opt --version 2>/dev/null | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+    if [ "${version:-0}" -ge 116 ]; then
         say "wasm-opt"
         if wasm-opt -Os --enable-simd --enable-bulk-memory --enable-sign-ext --enable-mutable-globals \
             --enable-nontrapping-float-to-int --enable-reference-types --enable-multivalue \

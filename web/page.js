@@ -111,7 +111,7 @@ async function load(url) {
 
 async function start() {
   if (!drawable()) {
-    const gpu = "gpu" in navigator ? "WebGPU is there, but this page draws with WebGL2" : "Neither WebGPU nor WebGL2 is there";
+    const gpu = navigator.gpu ? "WebGPU is there, but this page draws with WebGL2" : "Neither WebGPU nor WebGL2 is there";
     notice("This browser cannot show the page", `${gpu}. Switch on hardware acceleration, or use a current Chrome, Edge, Firefox or Safari.`);
     return;
   }

@@ -151,6 +151,7 @@ pub struct Dashboard {
     state: State,
     exports: Exports,
     help: bool,
+    part: bool,
     installed: bool,
     polled: f64,
     overview: overview::Overview,
@@ -174,6 +175,7 @@ impl Dashboard {
             state: State::default(),
             exports: Exports::new(Box::new(NoExporter)),
             help: false,
+            part: false,
             installed: false,
             polled: f64::NEG_INFINITY,
             overview: overview::Overview::default(),
@@ -223,6 +225,12 @@ impl Dashboard {
     /// Selects the run that views of a single run show.
     pub fn select(&mut self, run: usize) {
         self.state.selected = run.min(self.runs.len().saturating_sub(1));
+    }
+
+    /// As a part of a page that has a title and a choice of themes already.
+    pub fn as_part(mut self) -> Self {
+        self.part = true;
+        self
     }
 
     /// Says where exported files go.
@@ -305,8 +313,10 @@ impl Dashboard {
     fn tabs(&mut self, ui: &mut Ui) {
         let p = Palette::of(ui);
         ui.horizontal(|ui| {
-            ui.label(RichText::new("birkhoff").size(16.0).strong().color(p.accent));
-            ui.add_space(8.0);
+            if !self.part {
+                ui.label(RichText::new("birkhoff").size(16.0).strong().color(p.accent));
+                ui.add_space(8.0);
+            }
             let room = ui.available_width() - 90.0;
             let full = room > 640.0;
             for (i, v) in View::ALL.into_iter().enumerate() {
@@ -322,7 +332,7 @@ impl Dashboard {
                 }
                 let (icon, tip) =
                     if p.dark { ("Light", "Light theme (d)") } else { ("Dark", "Dark theme (d)") };
-                if ui.button(icon).on_hover_text(tip).clicked() {
+                if !self.part && ui.button(icon).on_hover_text(tip).clicked() {
                     toggle_theme(ui);
                 }
             });

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use rayon::prelude::*;
+use crate::par::*;
 
 use super::blocks::{Block, BlockReader, LONGEST_LINE};
 use super::encoder::{FittedEncoder, Fitter};
@@ -136,7 +136,7 @@ impl<R: Read> CriteoReader<R> {
         map: impl Fn(RawRows) -> T + Sync,
     ) -> Result<Option<Vec<T>>, DataError> {
         let mut group = Vec::new();
-        while group.len() < rayon::current_num_threads() {
+        while group.len() < current_num_threads() {
             let Some(block) = self.blocks.next_block()? else { break };
             group.push(block);
         }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use rayon::prelude::*;
+use crate::par::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -293,7 +293,7 @@ impl Fitter {
             }
         }
         let columns = self.counters.par_iter_mut().zip(&self.schema.categorical).enumerate();
-        columns.try_for_each(|(j, (counter, column))| {
+        let counted = columns.map(|(j, (counter, column))| {
             if let Encoding::Hash { .. } = column.encoding {
                 return Ok(());
             }
@@ -309,7 +309,8 @@ impl Fitter {
                 }
             }
             Ok(())
-        })
+        });
+        counted.collect()
     }
 
     /// The fitted encoder.

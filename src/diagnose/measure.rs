@@ -1,7 +1,7 @@
 //! From the coefficients of every token to the records of a diagnosis.
 
 use super::matrix::Matrix;
-use rayon::prelude::*;
+use crate::par::*;
 
 /// Most tokens whose spectra are taken (evenly spaced): a Jacobi iteration each is the dearest part.
 const SPECTRA: usize = 256;

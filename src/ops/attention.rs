@@ -15,7 +15,7 @@ use super::{Cpu, GpuCaps, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel};
 use crate::graph::{Graph, Shape, Tensor};
-use rayon::prelude::*;
+use crate::par::*;
 
 /// Forward: q, k, v → o, lse.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use super::Real;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use rayon::prelude::*;
+use crate::par::*;
 
 /// A uniform block of words (which WGSL lays out one after the other).
 pub(crate) fn words(w: &[u32]) -> Vec<u8> {

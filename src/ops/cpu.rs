@@ -1,7 +1,7 @@
 //! What an operation sees when it runs on the CPU: its buffers, and helpers to spread rows over threads.
 
 use super::Real;
-use rayon::prelude::*;
+use crate::par::*;
 use std::marker::PhantomData;
 
 /// A buffer as an operation sees it.

@@ -8,7 +8,7 @@ use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
-use rayon::prelude::*;
+use crate::par::*;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]

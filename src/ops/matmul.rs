@@ -11,7 +11,7 @@ use super::matmul_wgsl::{self, MatmulSpec};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::graph::{Graph, Shape, Tensor};
-use rayon::prelude::*;
+use crate::par::*;
 use std::any::TypeId;
 
 /// What happens to the product before it is stored: `expr` over input 0 = the product, inputs 1.. = the

@@ -13,7 +13,7 @@ use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
-use rayon::prelude::*;
+use crate::par::*;
 use std::any::TypeId;
 use std::fmt::Write;
 use std::ops::Range;

@@ -14,7 +14,7 @@ use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
-use rayon::prelude::*;
+use crate::par::*;
 
 /// Calls `f(u, rows)` for every segment `u` that names a row, where `rows[k]` is that row of table `k`
 /// (`width` elements). The ids ascend, so blocks of segments own disjoint stretches of the tables.

@@ -21,8 +21,8 @@ use super::streams::{MAX_STREAMS, load_matrix, store_matrix, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
+use crate::par::*;
 use crate::{by_streams, cpu_both};
-use rayon::prelude::*;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]

@@ -8,9 +8,9 @@ use super::streams::{MAX_STREAMS, TOKENS_PER_TASK, load, split, store, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
+use crate::par::*;
 use crate::{by_streams, cpu_both};
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
-use rayon::prelude::*;
+use crate::par::*;
 use std::fmt::Write;
 
 /// Tensors of one dispatch: eight storage buffers, one of them for the partial sums.

@@ -196,6 +196,12 @@ impl Trainer {
         &mut self.program
     }
 
+    /// Makes the whole run shorter: the learning rate's schedule ends after so many steps. The [`Report`] ends
+    /// the run.
+    pub fn limit_steps(&mut self, steps: u64) {
+        self.schedule.total = self.schedule.total.min(steps);
+    }
+
     /// Steps of the whole run.
     pub fn total_steps(&self) -> u64 {
         self.schedule.total

@@ -68,6 +68,7 @@ pub fn plot(ui: &mut Ui, id: &str, x: &str, log: bool, band: Option<(f64, f64)>,
         .show_x(false)
         .show_y(false)
         .y_axis_formatter(move |m, _| tick(m, log));
+    plot = plot.x_grid_spacer(whole);
     if log {
         plot = plot.y_grid_spacer(decades);
     }
@@ -143,6 +144,21 @@ fn tick(m: GridMark, log: bool) -> String {
         }
         v => format!("{v:.0e}"),
     }
+}
+
+/// Marks at some eight whole numbers, all alike.
+fn whole(input: GridInput) -> Vec<GridMark> {
+    let (lo, hi) = input.bounds;
+    if !(lo.is_finite() && hi.is_finite() && hi > lo) {
+        return vec![];
+    }
+    let unit = 10f64.powf(((hi - lo) / 8.0).log10().floor());
+    let step =
+        [1.0, 2.0, 5.0, 10.0].map(|k| k * unit).into_iter().find(|s| s * 8.0 >= hi - lo).unwrap_or(unit);
+    let step = step.max(1.0);
+    let first = (lo / step).ceil() as i64;
+    let last = (hi / step).floor() as i64;
+    (first..=last.min(first + 50)).map(|k| GridMark { value: k as f64 * step, step_size: step }).collect()
 }
 
 /// Marks of a logarithmic axis: decades, 2 and 5 between them where there is room.

@@ -9,8 +9,10 @@ use js_sys::Promise;
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
-/// Milliseconds of a frame that work may take, all runs together; the rest is for drawing.
+/// Milliseconds of a frame that work may take at least, all runs together; the rest is for drawing.
 const BUDGET_MS: f64 = 12.0;
+/// The same at most: where drawing itself is slow, work takes as long as drawing, up to this.
+const MOST_MS: f64 = 50.0;
 /// The same in a hidden tab, which draws nothing and is woken once a second.
 const HIDDEN_MS: f64 = 200.0;
 /// Steps a frame on WebGPU at most: beyond this the queue only grows.
@@ -63,6 +65,8 @@ pub struct Pace {
     allowed: u32,
     /// Milliseconds of work since the last step ended.
     worked: f64,
+    /// Milliseconds that the page took for its turns, a moving average.
+    waited: f64,
     /// Milliseconds a step, a moving average.
     pub step_ms: f64,
     /// Steps in the last frame; below 1 where a step takes several frames.
@@ -80,6 +84,7 @@ impl Pace {
             steps: 0,
             allowed: 1,
             worked: 0.0,
+            waited: 0.0,
             step_ms: 0.0,
             steps_per_frame: 0.0,
             frames: 0.0,
@@ -87,7 +92,8 @@ impl Pace {
     }
 
     fn budget(&self) -> f64 {
-        (if hidden() { HIDDEN_MS } else { BUDGET_MS }) / f64::from(ACTIVE.get().max(1))
+        (if hidden() { HIDDEN_MS } else { self.waited.clamp(BUDGET_MS, MOST_MS) })
+            / f64::from(ACTIVE.get().max(1))
     }
 
     /// A step has been taken.
@@ -126,9 +132,11 @@ impl Pace {
         } else {
             self.allowed
         };
+        let before = now();
         next_frame().await;
-        self.steps = 0;
         self.begin = now();
+        self.waited = 0.8 * self.waited + 0.2 * (self.begin - before);
+        self.steps = 0;
     }
 }
 

@@ -132,12 +132,8 @@ impl Page {
                 }
             }
             ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
-                let (icon, tip, to) = if p.dark {
-                    ("☀", "Light theme", Theme::Light)
-                } else {
-                    ("🌙", "Dark theme", Theme::Dark)
-                };
-                let r = ui.button(icon).on_hover_text(tip);
+                let (word, to) = if p.dark { ("light", Theme::Light) } else { ("dark", Theme::Dark) };
+                let r = ui.button(word).on_hover_text(format!("The {word} theme"));
                 host::name("theme", &r);
                 if r.clicked() {
                     ui.ctx().set_theme(to);
@@ -176,7 +172,7 @@ impl eframe::App for Page {
         });
         let busy = self.train.busy() || self.race.busy() || self.score.busy();
         // The address has no event here; and a run's news come without one.
-        let next = if busy { 100 } else { 400 };
+        let next = if busy { 200 } else { 400 };
         ui.ctx().request_repaint_after(Duration::from_millis(next));
     }
 

@@ -18,7 +18,7 @@ use crate::pace::Pace;
 use crate::rows;
 use crate::session::{Phase, Session, one_line};
 use crate::setup::{DataChoice, DeviceWord, Setup};
-use crate::train::{device, heading};
+use crate::train::{device, heading, paragraph};
 
 /// A setting of the race.
 pub struct Preset {
@@ -105,7 +105,7 @@ impl Default for Race {
 }
 
 fn new_dashboard() -> Dashboard {
-    let mut d = Dashboard::new();
+    let mut d = Dashboard::new().as_part();
     d.set_exporter(Box::new(host::Downloads));
     d.show(View::Gains);
     d
@@ -328,8 +328,7 @@ impl Race {
                 ui.add_space(6.0);
                 let text = "Start the race. The left plot shows how the losses fall, the right one how \
                             much the residual streams multiply a signal from the first layer to the last.";
-                ui.set_max_width(560.0);
-                ui.label(RichText::new(text).color(p.weak));
+                paragraph(ui, text);
             });
             return;
         }

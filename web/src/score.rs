@@ -12,7 +12,7 @@ use birkhoff::data::loader::{Loader, LoaderOptions, Order};
 use birkhoff::data::metrics::{Metrics, MetricsAccumulator, sigmoid};
 use birkhoff::train::infer::LoadedRun;
 use birkhoff::train::trainer::{Event, Report};
-use eframe::egui::{self, Button, Frame, Margin, Panel, ProgressBar, RichText, ScrollArea, Ui, vec2};
+use eframe::egui::{self, Button, Frame, Margin, Panel, ProgressBar, RichText, ScrollArea, Stroke, Ui, vec2};
 
 use crate::host::{self, Given};
 use crate::pace::Pace;
@@ -253,9 +253,9 @@ impl Score {
         let busy = self.busy();
         let ready = self.files.missing().is_none() && !busy;
         let go = Button::new(RichText::new("Score").strong().color(egui::Color32::WHITE))
-            .fill(egui::Color32::from_rgb(0x0b, 0x62, 0xa8))
-            .min_size(vec2(ui.available_width(), 32.0));
-        let r = ui.add_enabled(ready, go);
+            .fill(egui::Color32::from_rgb(0x0b, 0x62, 0xa8));
+        let wide = vec2(ui.available_width(), 32.0);
+        let r = ui.add_enabled_ui(ready, |ui| ui.add_sized(wide, go)).inner;
         host::name("score.go", &r);
         if r.clicked() {
             self.start();
@@ -326,8 +326,11 @@ impl Score {
 fn file_line(ui: &mut Ui, name: &str, size: Option<usize>, what: &str) {
     let p = Palette::of(ui);
     ui.horizontal(|ui| {
-        let (mark, color) = if size.is_some() { ("✔", p.run(2)) } else { ("○", p.weak) };
-        ui.label(RichText::new(mark).color(color));
+        let (mark, _) = ui.allocate_exact_size(vec2(12.0, 12.0), egui::Sense::hover());
+        match size {
+            Some(_) => ui.painter().circle_filled(mark.center(), 4.5, p.run(2)),
+            None => ui.painter().circle_stroke(mark.center(), 4.0, Stroke::new(1.5, p.weak)),
+        };
         ui.label(RichText::new(name).monospace());
         let note = match size {
             Some(n) if n >= 100_000 => format!("{:.1} MB", n as f64 / 1e6),

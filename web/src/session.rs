@@ -181,8 +181,10 @@ impl Session {
         let inputs = Inputs::new(data.encoder.clone(), &cfg, &device)?;
         let mut trainer = Trainer::new(&cfg, inputs, &device, data.train.rows.len())?;
         device.settle("building the model").await?;
-        let total = trainer.total_steps();
-        let limit = if setup.steps > 0 { setup.steps.min(total) } else { total };
+        if setup.steps > 0 {
+            trainer.limit_steps(setup.steps);
+        }
+        let limit = trainer.total_steps();
         let mut vocab = Vec::new();
         data.encoder.write_to(&mut vocab).context("out of memory")?;
         {

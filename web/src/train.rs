@@ -119,7 +119,7 @@ pub struct Train {
 
 impl Default for Train {
     fn default() -> Self {
-        let mut dashboard = Dashboard::new();
+        let mut dashboard = Dashboard::new().as_part();
         dashboard.set_exporter(Box::new(host::Downloads));
         Train { form: Form::default(), session: None, dashboard, count: 0 }
     }
@@ -172,16 +172,14 @@ impl Train {
     }
 
     fn welcome(&self, ui: &mut Ui) {
-        let p = Palette::of(ui);
         ui.vertical_centered(|ui| {
             ui.add_space((ui.available_height() * 0.26).max(20.0));
             ui.label(RichText::new("Train a click model in this tab").size(26.0).strong());
             ui.add_space(6.0);
-            ui.set_max_width(560.0);
             let text = "The same trainer as the command line, compiled to WebAssembly: on WebGPU where the \
                         browser has a hardware GPU, else on the CPU. The rows are generated here from a model \
                         that is known, or come from a file that never leaves this tab.";
-            ui.label(RichText::new(text).color(p.weak));
+            paragraph(ui, text);
             ui.add_space(14.0);
             ui.label("Press Train. Losses, residual matrices and gains appear here while it learns.");
         });
@@ -344,6 +342,16 @@ impl Train {
             ui.add(edit.code_editor().desired_width(f32::INFINITY));
         });
     }
+}
+
+/// A few lines in the middle of an empty place, not too long to read.
+pub fn paragraph(ui: &mut Ui, text: &str) {
+    let width = ui.available_width().min(560.0);
+    ui.allocate_ui(vec2(width, 0.0), |ui| {
+        ui.set_max_width(width);
+        let text = RichText::new(text).color(Palette::of(ui).weak);
+        ui.add(egui::Label::new(text).wrap().halign(egui::Align::Center));
+    });
 }
 
 /// A part of the form.

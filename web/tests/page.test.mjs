@@ -53,11 +53,14 @@ async function until(page, what, ok, timeout = 120_000) {
 // 20 steps: what the native run and the page are compared on.
 const twenty = (mode) => ({
   set: [
-    "train.batch=128", "train.eval_batch=512", "train.log_every=1", "train.eval_every=0", "train.patience=0",
-    "train.lr=1e-3", "train.embedding_lr=0.02", "train.diagnose_every=5", "train.seed=3", "data.min_count=2",
+    "train.batch=64", "train.eval_batch=256", "train.log_every=1", "train.eval_every=0", "train.patience=0",
+    // long embedding rows keep steps small beside what they change: at the default rates roundings of 1e-7 grow
+    // fivefold a step on any device (tests/training.rs)
+    "train.lr=1e-3", "train.embedding_lr=0.02", "train.embedding_init=1.0", "train.diagnose_every=5",
+    "train.seed=3", "data.min_count=2",
     "model.layers=3", `model.residual.mode=${mode}`,
   ],
-  data: { from: "planted", seed: 5, train: 2560, valid: 512 },
+  data: { from: "planted", seed: 5, train: 1280, valid: 256 },
 });
 const native = {};
 const nativeTwenty = (mode) => (native[mode] ??= nativeRun(mkdtempSync(path.join(folder, mode)), twenty(mode)));
@@ -140,7 +143,7 @@ test("a run started by hand trains, can be stopped, and the page answers meanwhi
     requestAnimationFrame(tick);
   });
   await click(page, "train.go");
-  await until(page, "steps", (s) => s.train?.phase === "training" && s.train.step > 60);
+  await until(page, "steps", (s) => s.train?.phase === "training" && s.train.step > 25);
   await page.waitForTimeout(600);
   await shot(page, "training");
   await page.keyboard.press("3");
@@ -188,7 +191,7 @@ test("the race runs the three modes on the same rows", { timeout: 280_000 }, asy
   await shot(page, "race-empty");
   await click(page, "device.CPU");
   await click(page, "race.go");
-  await until(page, "three runs", (s) => s.race.runs.length === 3 && s.race.runs.every((r) => r.step > 30), 240_000);
+  await until(page, "three runs", (s) => s.race.runs.length === 3 && s.race.runs.every((r) => r.step >= 12), 240_000);
   await page.waitForTimeout(500);
   await shot(page, "race");
   const s = await state(page);
