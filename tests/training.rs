@@ -38,7 +38,7 @@ impl Report for Losses {
 }
 
 fn config(sets: &[&str]) -> Config {
-    let sets: Vec<String> = sets.iter().map(|s| s.to_string()).chain(["train.log_every=1".into()]).collect();
+    let sets: Vec<String> = ["train.log_every=1"].iter().chain(sets).map(|s| s.to_string()).collect();
     Config::load(None, &sets).unwrap()
 }
 
@@ -75,6 +75,27 @@ fn a_cpu_run_repeats_bit_for_bit() {
     assert_eq!(a, b);
     let (c, _) = train(&config(&["train.batch=128", "train.seed=4"]), 1500, &Device::Cpu);
     assert_ne!(a, c, "the seed must matter");
+}
+
+#[test]
+fn a_logged_loss_is_the_mean_of_its_steps_whatever_happens_between() {
+    let _alone = alone();
+    let base = ["train.batch=100", "model.layers=1", "model.width=4", "train.eval_batch=256"];
+    let with = |more: &[&'static str]| config(&[&base[..], more].concat());
+    let (each, _) = train(&with(&["train.diagnose_every=0"]), 1200, &Device::Cpu);
+    assert_eq!(each.len(), 12);
+    for between in
+        [["train.diagnose_every=0", "train.eval_every=0"], ["train.diagnose_every=3", "train.eval_every=5"]]
+    {
+        let (logged, _) = train(&with(&[&["train.log_every=4"][..], &between].concat()), 1200, &Device::Cpu);
+        assert_eq!(logged.len(), 3, "{between:?}");
+        for (l, steps) in logged.iter().zip(each.chunks(4)) {
+            let mean = steps.iter().sum::<f64>() / 4.0;
+            assert!((l - mean).abs() < 1e-5, "{between:?}: {logged:?} of {each:?}");
+        }
+    }
+    let (last, _) = train(&with(&["train.log_every=0"]), 1200, &Device::Cpu);
+    assert_eq!(last.len(), 1, "the last step is always reported");
 }
 
 /// Fifty free-running steps. How far two runs part depends on the optimiser as much as on the executors: at the

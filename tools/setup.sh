@@ -2,7 +2,7 @@
 # What building and testing need, checked and, where that is simple, installed.
 #
 #   sh tools/setup.sh toolchain   cargo and a C compiler (make build, make demo)
-#   sh tools/setup.sh all         the same, and a Vulkan driver (make test)
+#   sh tools/setup.sh all         the same, a Vulkan driver and a virtual screen (make test)
 #   sh tools/setup.sh browser     cargo and a C compiler, chromium, node and npm (make test-web)
 #
 # A missing cargo or C compiler is an error, because nothing can be built. A missing Vulkan driver is
@@ -99,3 +99,6 @@ if ! vulkan_driver || ! vulkan_loader; then
         say "to have them: Debian, Ubuntu: apt install mesa-vulkan-drivers libvulkan1; Fedora: dnf install mesa-vulkan-drivers vulkan-loader; Arch: pacman -S vulkan-swrast vulkan-icd-loader"
     fi
 fi
+
+# A screen for the dashboard's window.
+have Xvfb || apt_install xvfb || say "cannot install xvfb from here; the tests of the dashboard's window will be skipped"

@@ -18,12 +18,13 @@ sh tools/web.sh && code=0 || code=$?
 [ "$code" != 3 ] || skip "no compiler for wasm32-unknown-unknown"
 [ "$code" = 0 ] || exit "$code"
 
-$cargo build --release --locked
+# The packages and features of `make test`, so that nothing is compiled twice; the tests' build has the program too.
+all="--release --locked -p birkhoff -p birkhoff-web --features birkhoff/dashboard"
+$cargo test $all --no-run
 BIRKHOFF=$CARGO_TARGET_DIR/release/birkhoff
 BIRKHOFF_KERNELS=$CARGO_TARGET_DIR/kernels.json
 export BIRKHOFF BIRKHOFF_KERNELS
-$cargo test --release --locked -q --test training every_kernel_is_portable
-$cargo test --release --locked -q -p birkhoff-web
+$cargo test $all -q --test training every_kernel_is_portable
 
 cd web/tests
 # Only the driver of the browser: no browser is downloaded.

@@ -176,7 +176,7 @@ where
 }
 
 fn short(v: f64) -> String {
-    if v >= 1000.0 || v < 0.01 {
+    if !(0.01..1000.0).contains(&v) {
         format!("{v:.0e}")
     } else if v >= 10.0 {
         format!("{v:.0}")

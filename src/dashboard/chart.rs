@@ -339,7 +339,7 @@ fn log_time_marks(input: GridInput) -> Vec<GridMark> {
     for value in ROUND.map(f64::log10) {
         let far = marks.last().is_none_or(|m| value - m.value >= apart);
         if (lo..=hi).contains(&value) && far {
-            marks.push(GridMark { value, step_size: apart });
+            marks.push(GridMark { value, step_size: 2.0 * apart });
         }
     }
     if marks.len() < 2 { log_marks(input) } else { marks }

@@ -1,7 +1,7 @@
 //! How much the residual stream can grow: gains of single layers and of composites, forward and backward,
 //! along depth and over training. A model whose composite gains stay near 1 neither explodes nor vanishes.
 
-use egui::{Id, RichText, Ui, vec2};
+use egui::{Color32, Id, RichText, Ui, vec2};
 use egui_plot::PlotPoint;
 
 use super::app::{Cx, label};
@@ -27,6 +27,9 @@ struct Depth<'a> {
     composite: &'a [f64],
     single: Vec<f64>,
 }
+
+/// Colour and name of a way, its composite gains, those of single layers.
+type Both = (Color32, &'static str, Vec<(f64, f64)>, Vec<(f64, f64)>);
 
 pub(crate) struct Gains {
     apart: bool,
@@ -280,7 +283,7 @@ impl Gains {
             };
             (color, word, main, single)
         });
-        let lines: Vec<(_, _, Vec<(f64, f64)>, Vec<(f64, f64)>)> = lines.collect();
+        let lines: Vec<Both> = lines.collect();
         let table = || {
             let mut t = Table::new(["way", if training { "step" } else { "layer" }, "composite", "single"]);
             for (_, word, main, single) in &lines {

@@ -68,7 +68,7 @@ fn facts(ui: &mut Ui, m: &ModelCard) {
     let facts = [
         ("parameters", short(m.parameters as f64), group(m.parameters as u64)),
         ("arithmetic", spaced(m.flops_per_step), "a training step".to_string()),
-        ("traffic", bytes(m.bytes_per_step), "read and written a step".to_string()),
+        ("traffic", bytes(m.bytes_per_step), "moved a step".to_string()),
         ("memory", bytes(m.memory_planned as f64), format!("{saved:.0} % saved by reuse")),
         ("batch", group(m.batch as u64), format!("rows, width {}", m.width)),
         ("residual", mode.to_string(), streams),
@@ -160,6 +160,8 @@ fn parts(ui: &mut Ui, rows: &[(usize, String, &PartCard)]) {
             let color = if *depth == 0 { p.text } else { p.weak };
             let short_name = c.name.rsplit('.').next().unwrap_or(&c.name);
             let name = if *depth == 0 { &c.name } else { short_name };
+            // what belongs to no part of the model
+            let name = if name.is_empty() { "other" } else { name };
             let text = |dx: f32, s: String, color| {
                 painter.text(pos2(rect.left() + dx, y), Align2::LEFT_CENTER, s, font.clone(), color);
             };

@@ -42,10 +42,10 @@ impl Metric {
     fn words(self) -> [&'static str; 4] {
         match self {
             Metric::Loss => ["Training loss", "nats", "loss", "loss"],
-            Metric::Ne => ["Validation NE", "1 = knows nothing", "ne", "ne"],
+            Metric::Ne => ["Validation NE", "", "ne", "ne"],
             Metric::Auc => ["Validation AUC", "", "auc", "auc"],
             Metric::Lr => ["Learning rate", "", "learning-rate", "lr"],
-            Metric::GradNorm => ["Gradient norm", "before clipping", "gradient-norm", "grad_norm"],
+            Metric::GradNorm => ["Gradient norm", "unclipped", "gradient-norm", "grad_norm"],
             Metric::RowsPerSecond => ["Speed", "rows a second", "speed", "rows_per_s"],
         }
     }

@@ -115,7 +115,10 @@ mod tests {
         let n = [0.0, 1.0, 0.87654, 12.5, 123456.0, 0.002, 3.2e-6, -4.0].map(number);
         assert_eq!(n, ["0", "1", "0.8765", "12.5", "1.23e5", "0.002", "3.20e-6", "-4"]);
         assert_eq!([1500.0, 2e6, 12.0].map(short), ["1.5k", "2M", "12"]);
-        assert_eq!([0.5, 59.6, 3700.0, 90061.0].map(duration), ["500 ms", "60 s", "1 h 1 min", "1 d 1 h"]);
+        assert_eq!(
+            [0.5, 59.6, 3700.0, 90061.0].map(duration),
+            ["500 ms", "1 min 0 s", "1 h 1 min", "1 d 1 h"]
+        );
         assert_eq!([12.0, 3456.0, 1.5e6].map(micros), ["12 µs", "3.46 ms", "1.5 s"]);
         assert_eq!([10.0, 2048.0, 5e6].map(bytes), ["10 B", "2.0 KiB", "4.8 MiB"]);
         assert_eq!((shorten("abcdefghij", 5), shorten("abc", 5)), ("ab…ij".into(), "abc".into()));

@@ -144,8 +144,8 @@ impl Palette {
 
     /// Text that can be read on a colour.
     pub fn on(&self, c: Color32) -> Color32 {
-        let luma = 0.299 * f32::from(c.r()) + 0.587 * f32::from(c.g()) + 0.114 * f32::from(c.b());
-        if luma > 140.0 { rgb(0x14171c) } else { rgb(0xffffff) }
+        // where black and white contrast equally
+        if egui::Rgba::from(c).intensity() > 0.18 { rgb(0x14171c) } else { rgb(0xffffff) }
     }
 
     fn visuals(&self) -> Visuals {

@@ -182,4 +182,5 @@ mod tests;
 
 #[cfg(test)]
 #[path = "loader_web.rs"]
+#[allow(dead_code, reason = "natively only compared with the loader above")]
 mod web;

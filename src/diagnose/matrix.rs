@@ -115,10 +115,9 @@ impl Matrix {
                         let t = if zeta == 0.0 { 1.0 } else { t };
                         let cos = 1.0 / (1.0 + t * t).sqrt();
                         let sin = cos * t;
-                        for r in 0..n {
-                            let (x, y) = (c[p][r], c[q][r]);
-                            c[p][r] = cos * x - sin * y;
-                            c[q][r] = sin * x + cos * y;
+                        let (head, tail) = c.split_at_mut(q);
+                        for (x, y) in head[p].iter_mut().zip(&mut tail[0]) {
+                            (*x, *y) = (cos * *x - sin * *y, sin * *x + cos * *y);
                         }
                     }
                 }
