@@ -8,6 +8,7 @@ pub use rayon::{current_num_threads, prelude::*};
 pub use alone::*;
 
 #[cfg(any(test, target_arch = "wasm32"))]
+#[cfg_attr(not(target_arch = "wasm32"), allow(dead_code, reason = "natively only its tests use it"))]
 mod alone {
     use std::slice::{Chunks, ChunksMut, Iter, IterMut};
 
