@@ -110,7 +110,7 @@ fn every_step_of_a_default_run_agrees_between_cpu_and_vulkan() {
             }
             let batch = Batch::random(cfg.train.batch, &mut x);
             let h = hyper(&cfg.train, k as u64 + 1, ((k + 1) as f64 / 20.0).min(1.0));
-            let mut run = |p: &mut Program, s: &mut State| {
+            let run = |p: &mut Program, s: &mut State| {
                 batch.upload(p);
                 p.set("hyper", &h).unwrap();
                 p.run(s).unwrap();
