@@ -12,6 +12,7 @@ cargo=${CARGO:-cargo}
 export CARGO_TARGET_DIR
 
 have node && have npm || skip "node and npm are missing (make setup installs them on Debian)"
+node -e 'process.exit(process.versions.node.split(".")[0] >= 20 ? 0 : 1)' || skip "node 20 or newer is needed"
 [ -n "${CHROMIUM:-}" ] || have chromium || have chromium-browser || have google-chrome || skip "no chromium"
 
 sh tools/web.sh && code=0 || code=$?
