@@ -30,4 +30,5 @@ pub mod graph;
 pub mod model;
 pub mod ops;
 mod par;
+pub mod text;
 pub mod train;

@@ -29,7 +29,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let mut rows = 0u64;
     let progress = |n: usize| {
         rows += n as u64;
-        bar.set_message(format!("scoring: {} rows", super::train::group(rows)));
+        bar.set_message(format!("scoring: {} rows", crate::text::group(rows)));
     };
     let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
     bar.finish_and_clear();

@@ -128,7 +128,7 @@ fn print(g: &Gains) -> anyhow::Result<()> {
         "{}{what}: gains at step {} ({} rows)",
         g.run,
         r.step,
-        super::train::group(r.rows)
+        crate::text::group(r.rows)
     ))?;
     output::line("")?;
     let all = r.composite_forward.iter().chain(&r.composite_backward);

@@ -2,13 +2,13 @@
 
 use super::args::InspectArgs;
 use super::output;
-use super::train::group;
 use crate::gpu::error::human_bytes;
 use crate::graph::{dot, fuse::fuse, gpu::lower, plan};
 use crate::model::build::{EmbeddingSpec, FeatureSpec, model};
 use crate::model::config::{Config, Encoding};
 use crate::model::params::Kind;
 use crate::ops::{Cost, GpuCaps, matmul::ByDevice};
+use crate::text::group;
 use crate::train::run::write_atomic;
 use crate::train::step::training_step;
 use serde::Serialize;

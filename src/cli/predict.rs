@@ -1,10 +1,11 @@
 //! `birkhoff predict`: one line a row, in the order of the input.
 
 use super::args::PredictArgs;
-use super::train::{group, spinner};
+use super::train::spinner;
 use crate::data::criteo::{Labels, ReadOptions, RowPolicy};
 use crate::data::loader::{Loader, LoaderOptions};
 use crate::data::metrics::sigmoid;
+use crate::text::group;
 use crate::train::infer::LoadedRun;
 use crate::train::run::write_atomic;
 use std::io::{self, Write};

@@ -5,6 +5,7 @@ use super::output;
 use crate::data::criteo::{self, Labels, ReadOptions, RowPolicy};
 use crate::data::rows::SkipReport;
 use crate::model::config::Config;
+use crate::text::group;
 use crate::train::infer::{Inputs, schema};
 use crate::train::run::RunFolder;
 use crate::train::trainer::{Event, Report, Summary, Trainer};
@@ -154,19 +155,6 @@ pub fn spinner(quiet: bool, message: &'static str) -> ProgressBar {
     bar.set_message(message);
     bar.enable_steady_tick(Duration::from_millis(120));
     bar
-}
-
-/// 1234567 → "1,234,567".
-pub fn group(n: u64) -> String {
-    let s = n.to_string();
-    let mut out = String::new();
-    for (i, c) in s.chars().enumerate() {
-        if i > 0 && (s.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
 }
 
 /// Progress bar on a terminal, a line every few seconds elsewhere, JSON lines on stdout if asked for.

@@ -1,17 +1,6 @@
 //! Numbers as people read them.
 
-/// 1234567 → "1,234,567".
-pub fn group(n: u64) -> String {
-    let s = n.to_string();
-    let mut out = String::new();
-    for (i, c) in s.chars().enumerate() {
-        if i > 0 && (s.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
-}
+pub use crate::text::group;
 
 /// At most four significant digits, without trailing zeros: 0.8765, 12.5, 3.2e-6.
 pub fn number(x: f64) -> String {

@@ -15,17 +15,12 @@ pub struct Metrics {
     /// Cross-entropy over the entropy of the set's own click rate; undefined for one class.
     pub ne: Option<f64>,
     /// Weighted mean cross-entropy in nats; NaN (JSON `null`) for an empty set.
-    #[serde(deserialize_with = "nan_for_null")]
+    #[serde(deserialize_with = "crate::diagnose::record::number")]
     pub logloss: f64,
     /// Exact rank statistic of the logits, ties at half; undefined for one class.
     pub auc: Option<f64>,
     /// Σ p̂ / Σ y; undefined when Σ y = 0.
     pub calibration: Option<f64>,
-}
-
-/// JSON has no NaN: it is written as null.
-fn nan_for_null<'de, D: serde::Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-    Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::NAN))
 }
 
 /// ln(1 + eˣ) without overflow for any x.

@@ -74,12 +74,12 @@ impl Matrix {
 
     /// max_o |Σ_i M[o, i]|: how much the forward signal can grow.
     pub fn forward_gain(&self) -> f64 {
-        self.row_sums().iter().fold(0.0, |a, s| a.max(s.abs()))
+        forward_gain(self.n, &self.m)
     }
 
     /// max_i |Σ_o M[o, i]|: how much the gradient can grow.
     pub fn backward_gain(&self) -> f64 {
-        self.col_sums().iter().fold(0.0, |a, s| a.max(s.abs()))
+        backward_gain(self.n, &self.m)
     }
 
     /// Mean over rows of −Σ_i p ln p with p = |M[o, i]| / Σ_i |M[o, i]|, in nats: 0 where each output copies
@@ -136,6 +136,16 @@ impl Matrix {
     pub fn second_singular(&self) -> f64 {
         self.singular_values().get(1).copied().unwrap_or(0.0)
     }
+}
+
+/// [`Matrix::forward_gain`] of n² numbers.
+pub(super) fn forward_gain(n: usize, m: &[f64]) -> f64 {
+    m.chunks_exact(n).fold(0.0, |g: f64, r| g.max(r.iter().sum::<f64>().abs()))
+}
+
+/// [`Matrix::backward_gain`] of n² numbers.
+pub(super) fn backward_gain(n: usize, m: &[f64]) -> f64 {
+    (0..n).fold(0.0, |g: f64, i| g.max(m[i..].iter().step_by(n).sum::<f64>().abs()))
 }
 
 impl Mul for &Matrix {

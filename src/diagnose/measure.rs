@@ -1,6 +1,6 @@
 //! From the coefficients of every token to the records of a diagnosis.
 
-use super::matrix::Matrix;
+use super::matrix::{Matrix, backward_gain, forward_gain};
 use crate::par::*;
 
 /// Most tokens whose spectra are taken (evenly spaced): a Jacobi iteration each is the dearest part.
@@ -222,14 +222,6 @@ fn product(n: usize, m: &[f32], p: &[f64], q: &mut [f64]) {
             }
         }
     }
-}
-
-fn forward_gain(n: usize, m: &[f64]) -> f64 {
-    m.chunks_exact(n).fold(0.0, |g: f64, r| g.max(r.iter().sum::<f64>().abs()))
-}
-
-fn backward_gain(n: usize, m: &[f64]) -> f64 {
-    (0..n).fold(0.0, |g: f64, i| g.max(m[i..].iter().step_by(n).sum::<f64>().abs()))
 }
 
 /// Mean over tokens of `values[tokens, width]`.

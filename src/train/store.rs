@@ -16,6 +16,15 @@ pub enum Weights {
     Last,
 }
 
+impl Weights {
+    fn file_name(self) -> &'static str {
+        match self {
+            Weights::Best => WEIGHTS,
+            Weights::Last => LAST,
+        }
+    }
+}
+
 /// Receives what a run writes.
 pub trait Store {
     /// A line for `metrics.jsonl`.
@@ -67,8 +76,7 @@ impl Store for FolderStore {
         tensors: &[TensorRef<'_>],
         meta: &CheckpointMeta,
     ) -> anyhow::Result<()> {
-        let name = if which == Weights::Best { WEIGHTS } else { LAST };
-        Ok(checkpoint::save(&self.path.join(name), tensors, meta)?)
+        Ok(checkpoint::save(&self.path.join(which.file_name()), tensors, meta)?)
     }
 
     fn snapshot(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
@@ -115,8 +123,7 @@ impl Store for MemoryStore {
         tensors: &[TensorRef<'_>],
         meta: &CheckpointMeta,
     ) -> anyhow::Result<()> {
-        let name = if which == Weights::Best { WEIGHTS } else { LAST };
-        self.files.insert(name.into(), checkpoint::to_bytes(tensors, meta)?);
+        self.files.insert(which.file_name().into(), checkpoint::to_bytes(tensors, meta)?);
         Ok(())
     }
 
