@@ -32,7 +32,7 @@ fn config(sets: &[&str]) -> Config {
 fn prepare(cfg: &Config, device: &Device) -> (Program, State) {
     let b = cfg.train.batch;
     let columns = (1..=26).map(|c| (format!("C{c}"), ROWS)).collect();
-    let f = FeatureSpec { numeric: 26, tables: vec![EmbeddingSpec { columns, pooled: None }] };
+    let f = FeatureSpec { numeric: 26, tables: vec![EmbeddingSpec { columns, ..Default::default() }] };
     let step = training_step(model(&cfg.model, &f, b, true, 0.01, -1.0).expect("a model"), &cfg.train);
     let mut s = State::new(device);
     for p in &step.params {

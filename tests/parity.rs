@@ -87,7 +87,8 @@ fn every_step_of_a_default_run_agrees_between_cpu_and_vulkan() {
         let cfg =
             Config::load(None, &["train.batch=64".into(), format!("model.residual.mode={mode}")]).unwrap();
         let columns = (1..=COLUMNS).map(|c| (format!("C{c}"), ROWS)).collect();
-        let f = FeatureSpec { numeric: COLUMNS, tables: vec![EmbeddingSpec { columns, pooled: None }] };
+        let f =
+            FeatureSpec { numeric: COLUMNS, tables: vec![EmbeddingSpec { columns, ..Default::default() }] };
         let m = model(&cfg.model, &f, cfg.train.batch, true, cfg.train.embedding_init, -1.0).unwrap();
         let step = training_step(m, &cfg.train);
         let keep = [step.loss, step.norm2];

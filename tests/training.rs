@@ -216,7 +216,7 @@ fn device_memory_is_flat_over_two_thousand_steps() {
 
 fn features(rows: usize) -> FeatureSpec {
     let columns = (1..=26).map(|c| (format!("C{c}"), rows)).collect();
-    FeatureSpec { numeric: 26, tables: vec![EmbeddingSpec { columns, pooled: None }] }
+    FeatureSpec { numeric: 26, tables: vec![EmbeddingSpec { columns, ..Default::default() }] }
 }
 
 #[test]

@@ -32,6 +32,10 @@ pub enum Command {
     Eval(EvalArgs),
     /// Write the click probability of every row of a file.
     Predict(PredictArgs),
+    /// Look at a file and write a schema for it that a person can edit.
+    Schema(SchemaArgs),
+    /// Read all rows of files and report every kind of trouble.
+    Check(CheckArgs),
     /// Write a synthetic click log whose best reachable normalized entropy is known.
     Synth(SynthArgs),
     /// Show how the residual stream amplifies signals and gradients along depth.
@@ -45,7 +49,8 @@ pub enum Command {
 }
 
 /// What to do with a row that cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnBadRow {
     /// Stop, naming file, line and field.
     #[default]
@@ -56,7 +61,8 @@ pub enum OnBadRow {
 
 impl ValueEnum for Format {
     fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Criteo]
+        use Format::*;
+        &[Auto, Criteo, Csv, Tsv, Libsvm, Libffm, Parquet, Arrow]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
@@ -89,22 +95,53 @@ pub struct ConfigArgs {
     pub sets: Vec<String>,
 }
 
+/// Where the rows of a run come from.
+#[derive(Debug, Clone, Default, Args, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct DataArgs {
+    /// Rows to learn from: files, patterns such as 'day_*.gz', or - for standard input
+    ///
+    /// Text (Criteo, CSV, TSV, libsvm, libffm), Parquet or Arrow IPC, plain, gzip or zstd: told from the content
+    /// unless data.format says so. Several files are read one after the other.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub train: Vec<PathBuf>,
+    /// Rows to evaluate on; they choose the best weights
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "split")]
+    pub valid: Vec<PathBuf>,
+    /// Shares of --train for training, validation and test, in place of --valid, such as 0.8,0.1,0.1
+    #[arg(long, value_name = "SHARES", conflicts_with = "valid")]
+    pub split: Option<String>,
+    /// What decides a row's part: random, group:COLUMN (equal values stay together), time:COLUMN (the latest test)
+    #[arg(long, value_name = "RULE", requires = "split", conflicts_with = "valid")]
+    pub split_by: Option<String>,
+    /// Format of the files [default: data.format of the configuration, told from the content]
+    #[arg(long, value_name = "FORMAT")]
+    #[serde(skip)]
+    pub format: Option<Format>,
+    /// Columns of the data: a file of `birkhoff schema`, whose [data] replaces that of --config
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub schema: Option<PathBuf>,
+    /// Keep encoded rows, so that only the first pass parses: in memory, or in a folder that later runs use too
+    #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = "memory")]
+    pub cache: Option<PathBuf>,
+    /// What to do with a row that cannot be read
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
+    pub on_bad_row: OnBadRow,
+}
+
 /// `birkhoff train`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Examples:
   birkhoff train --train train.tsv --valid valid.tsv --out runs/a
-  birkhoff train --train train.tsv --valid valid.tsv --out runs/b --set model.layers=8 --set train.lr=5e-4
-  birkhoff train --train train.tsv --valid valid.tsv --out runs/c --config dhen.toml --device cpu --json")]
+  birkhoff train --train 'day_*.gz' --valid day_23.gz --out runs/b --set model.layers=8 --set train.lr=5e-4
+  birkhoff schema clicks.csv --out schema.toml
+  birkhoff train --train clicks.csv --split 0.8,0.1,0.1 --split-by time:date --schema schema.toml --out runs/c
+  birkhoff train --train train.tsv --valid valid.tsv --out runs/d --config dhen.toml --device cpu --json")]
 pub struct TrainArgs {
-    /// Rows to learn from
-    #[arg(long, value_name = "FILE")]
-    pub train: PathBuf,
-    /// Rows to evaluate on; they choose the best weights
-    #[arg(long, value_name = "FILE")]
-    pub valid: PathBuf,
-    /// Format of both files [default: data.format of the configuration, criteo]
-    #[arg(long, value_name = "FORMAT")]
-    pub format: Option<Format>,
+    /// The rows.
+    #[command(flatten)]
+    pub data: DataArgs,
     /// Run folder to write: configuration, vocabularies, weights, metrics
     #[arg(long, value_name = "RUN")]
     pub out: PathBuf,
@@ -126,9 +163,6 @@ pub struct TrainArgs {
     /// Replace a finished run in --out
     #[arg(long)]
     pub force: bool,
-    /// What to do with a row that cannot be read
-    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
-    pub on_bad_row: OnBadRow,
     /// Print the time of each kernel at the end
     #[arg(long)]
     pub profile: bool,
@@ -144,7 +178,13 @@ impl TrainArgs {
     /// The configuration of the run: `--config`, then each `--set`, then the options of their own.
     pub fn resolve_config(&self) -> Result<Config, ConfigError> {
         let mut config = Config::load(self.config.config.as_deref(), &self.config.sets)?;
-        config.data.format = self.format.unwrap_or(config.data.format);
+        if let Some(schema) = &self.data.schema {
+            // --set data.… counts more than the file
+            let sets: Vec<String> =
+                self.config.sets.iter().filter(|s| s.trim_start().starts_with("data.")).cloned().collect();
+            config.data = Config::load(Some(schema), &sets)?.data;
+        }
+        config.data.format = self.data.format.unwrap_or(config.data.format);
         config.train.epochs = self.epochs.unwrap_or(config.train.epochs);
         config.train.seed = self.seed.unwrap_or(config.train.seed);
         config.validate()?;
@@ -161,9 +201,9 @@ pub struct EvalArgs {
     /// Run folder of `birkhoff train --out`
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// Labelled rows, in the format that the run was trained on
-    #[arg(long, value_name = "FILE")]
-    pub data: PathBuf,
+    /// Labelled rows with the columns that the run was trained on: files, patterns, or - for standard input
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArg,
@@ -177,21 +217,91 @@ pub struct EvalArgs {
 
 /// `birkhoff predict`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Example:
-  birkhoff predict runs/a --data today.tsv --out scores.csv")]
+#[command(after_help = "Examples:
+  birkhoff predict runs/a --data today.tsv --out scores.csv
+  birkhoff predict runs/a --data 'today_*.parquet' --columns user,item --out scores.parquet
+  zcat today.tsv.gz | birkhoff predict runs/a --data - --out - | head")]
 pub struct PredictArgs {
     /// Run folder of `birkhoff train --out`
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// Rows to score, with or without labels
-    #[arg(long, value_name = "FILE")]
-    pub data: PathBuf,
-    /// CSV to write, one line a row, in the order of the input
+    /// Rows to score, with or without labels: files, patterns, or - for standard input
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// File to write, one line a row, in the order of the input; - is standard output, .parquet another format
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// Columns of the input to copy in front of the scores
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub columns: Vec<String>,
+    /// Format of the file [default: by its name, csv]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub out_format: Option<OutFormat>,
+    /// What to do with a row that cannot be read: stop, or leave it out
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
+    pub on_bad_row: OnBadRow,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArg,
+}
+
+/// `--out-format` of `birkhoff predict`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OutFormat {
+    /// Comma-separated, with a header.
+    Csv,
+    /// Apache Parquet.
+    Parquet,
+}
+
+/// `birkhoff schema`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff schema clicks.csv --out schema.toml
+  birkhoff schema 'part-*.parquet' --label clicked --rows 0
+  birkhoff train --train clicks.csv --split 0.8,0.1,0.1 --schema schema.toml --out runs/a")]
+pub struct SchemaArgs {
+    /// Files to look at
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// File to write [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Rows to look at; 0 = all
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    pub rows: u64,
+    /// The column to predict [default: a guess by name and values]
+    #[arg(long, value_name = "NAME")]
+    pub label: Option<String>,
+    /// What the files are, where the content does not tell: a TOML file with [data]
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Print what was found as one JSON object to stdout, and no schema
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `birkhoff check`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff check clicks.csv --schema schema.toml
+  birkhoff check day_0.gz --json")]
+pub struct CheckArgs {
+    /// Files to read
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Columns of the data: a file of `birkhoff schema`, or any configuration [default: Criteo's]
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
+    /// Change one key of it; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// The files have no labels
+    #[arg(long)]
+    pub unlabelled: bool,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `birkhoff gains`.
@@ -357,11 +467,12 @@ mod tests {
         let Command::Train(args) = parse(&line).expect("valid") else { panic!("not train") };
         let config = args.resolve_config().expect("config");
         assert_eq!((config.model.layers, config.train.epochs, config.train.seed), (2, 3, 7));
-        assert_eq!((args.on_bad_row, args.device.device.as_str()), (OnBadRow::Skip, "software"));
+        assert_eq!((args.data.on_bad_row, args.device.device.as_str()), (OnBadRow::Skip, "software"));
         assert!(args.json && args.force && args.profile && args.quiet);
         let Command::Train(args) = parse(TRAIN).expect("valid") else { panic!("not train") };
-        assert_eq!(args.resolve_config().expect("defaults"), Config::default());
-        assert_eq!((args.on_bad_row, args.device.device.as_str()), (OnBadRow::Error, "auto"));
+        let config = args.resolve_config().expect("defaults");
+        assert_eq!((config.data.format, config.model), (Format::Criteo, Config::default().model));
+        assert_eq!((args.data.on_bad_row, args.device.device.as_str()), (OnBadRow::Error, "auto"));
     }
 
     #[test]
@@ -383,6 +494,9 @@ mod tests {
             "birkhoff synth --rows 10 --seed 3 --out f --json --world 2",
             "birkhoff inspect c.toml --set model.width=8 --batch 64 --json --dot g.dot",
             "birkhoff devices --json",
+            "birkhoff train --train a b --split 0.8,0.1,0.1 --split-by time:t --cache --out r",
+            "birkhoff schema a.csv --out s.toml --label click",
+            "birkhoff check a.csv b.csv --schema s.toml --json",
             "birkhoff dashboard runs/a runs/b --view gains --theme dark --screenshot s.png --size 900x600",
         ] {
             parse(line).expect(line);
@@ -391,6 +505,9 @@ mod tests {
             "birkhoff dashboard",
             "birkhoff dashboard r --size 9x9",
             "birkhoff eval RUN",
+            "birkhoff train --train a --out r",
+            "birkhoff train --train a --valid b --split 0.9,0.1 --out r",
+            "birkhoff train --train a --valid b --split-by random --out r",
             "birkhoff synth --rows 0 --out f",
             "birkhoff train",
             "birkhoff fly",

@@ -2,9 +2,12 @@
 
 use super::args::EvalArgs;
 use super::output;
-use super::train::{report_skipped, row_policy, spinner};
-use crate::data::criteo::{Labels, ReadOptions};
-use crate::data::loader::{Loader, LoaderOptions};
+use super::train::{report_skipped, spinner};
+use crate::data::feed::Feed;
+use crate::data::loader::{Loader, LoaderOptions, Order};
+use crate::data::metrics::Metrics;
+use crate::data::reader::Labels;
+use crate::graph::exec::Device;
 use crate::train::infer::LoadedRun;
 use crate::train::run::RunFolder;
 use std::path::Path;
@@ -21,10 +24,21 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let device = super::device::open(&args.device.device)?;
     let mut run = LoadedRun::open(&args.run, &device)?;
     note_unfinished(&args.run);
-    let read = ReadOptions { policy: row_policy(args.on_bad_row), labels: Labels::Required };
+    let (places, _spool) = super::data::places(&args.data)?;
+    let encoder = run.inputs.encoder.clone();
+    let source =
+        super::data::source(places, &run.config.data, &encoder.schema, args.on_bad_row, Labels::Required)?;
+    let name = source.name();
+    let feed = Feed::Files(super::data::files(source, encoder));
+    let (metrics, loader) = measure(&mut run, &feed)?;
+    report_skipped(Path::new(&name), loader.skipped());
+    if args.json { output::json(&metrics) } else { print(&metrics) }
+}
+
+/// Metrics of all rows.
+fn measure(run: &mut LoadedRun, feed: &Feed) -> anyhow::Result<(Metrics, Loader)> {
     let options = LoaderOptions::new(run.scorer.batch);
-    let (encoder, groups) = (run.inputs.encoder.clone(), run.inputs.groups.clone());
-    let mut loader = Loader::criteo_file(&args.data, encoder, groups, read, options)?;
+    let mut loader = feed.loader(run.inputs.groups.clone(), Order::Sequential, options)?;
     let bar = spinner(false, "scoring");
     let mut rows = 0u64;
     let progress = |n: usize| {
@@ -33,10 +47,21 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     };
     let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
     bar.finish_and_clear();
-    report_skipped(&args.data, loader.skipped());
-    if args.json {
-        return output::json(&metrics);
+    Ok((metrics, loader))
+}
+
+/// Measures the best weights of a run on the test part of its split.
+pub fn test_part(run: &Path, device: &Device, test: &Feed, json: bool) -> anyhow::Result<()> {
+    let mut run = LoadedRun::open(run, device)?;
+    let (metrics, _) = measure(&mut run, test)?;
+    if json {
+        return output::json(&serde_json::json!({ "type": "test", "metrics": metrics }));
     }
+    output::line("these weights on the test rows:")?;
+    print(&metrics)
+}
+
+fn print(metrics: &Metrics) -> anyhow::Result<()> {
     let show = |v: Option<f64>| v.map_or("undefined".into(), |v| format!("{v:.6}"));
     let line = |k: &str, v: String| output::line(&format!("{k:<20} {v}"));
     line("rows", metrics.rows.to_string())?;

@@ -2,10 +2,11 @@
 
 use super::args::InspectArgs;
 use super::output;
+use crate::data::schema::Encoding;
 use crate::gpu::error::human_bytes;
 use crate::graph::{dot, fuse::fuse, gpu::lower, plan};
 use crate::model::build::{EmbeddingSpec, FeatureSpec, model};
-use crate::model::config::{Config, Encoding};
+use crate::model::config::Config;
 use crate::model::params::Kind;
 use crate::ops::{Cost, GpuCaps, matmul::ByDevice};
 use crate::text::group;
@@ -48,7 +49,7 @@ struct Inspection {
 /// Runs the subcommand.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let cfg = args.resolve_config()?;
-    let features = assumed_features(&cfg);
+    let features = assumed_features(&cfg)?;
     let batch = cfg.train.batch;
     let m = model(&cfg.model, &features, batch, true, cfg.train.embedding_init, 0.0)?;
     let (mut dense, mut embedding) = (0, 0);
@@ -100,7 +101,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
         parameters: dense + embedding,
         dense_parameters: dense,
         embedding_parameters: embedding,
-        assumed_rows_per_column: features.tables[0].columns[0].1,
+        assumed_rows_per_column: features.tables.first().map_or(0, |t| t.columns[0].1),
         flops_per_step: total.flops,
         flops_per_example: total.flops / batch as f64,
         bytes_per_step: total.read + total.written,
@@ -113,16 +114,18 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     if args.json { output::json(&i) } else { print(&i, &mut largest) }
 }
 
-/// Criteo's columns, with the table sizes of the configuration where it fixes them.
-fn assumed_features(cfg: &Config) -> FeatureSpec {
-    let rows = match cfg.data.encoding {
-        Encoding::Hash => 2 + cfg.data.buckets,
-        Encoding::Vocabulary if cfg.data.max_size > 0 => 2 + cfg.data.max_size,
-        Encoding::Vocabulary => ASSUMED_ROWS,
+/// The configuration's columns, with the table sizes where it fixes them; a list is taken to hold one value.
+fn assumed_features(cfg: &Config) -> anyhow::Result<FeatureSpec> {
+    let schema = crate::train::schema::schema(&cfg.data)?;
+    let rows = |encoding: &Encoding| match *encoding {
+        Encoding::Hash { buckets } => 2 + buckets as usize,
+        Encoding::Vocabulary { max_size: Some(n), .. } => 2 + n as usize,
+        Encoding::Vocabulary { .. } => ASSUMED_ROWS,
     };
-    let columns = (1..=26).map(|c| (format!("C{c}"), rows)).collect();
-    let numeric = 13 * (1 + usize::from(cfg.data.indicators));
-    FeatureSpec { numeric, tables: vec![EmbeddingSpec { columns, pooled: None }] }
+    let columns: Vec<_> = schema.categorical.iter().map(|c| (c.name.clone(), rows(&c.encoding))).collect();
+    let tables =
+        if columns.is_empty() { vec![] } else { vec![EmbeddingSpec { columns, ..Default::default() }] };
+    Ok(FeatureSpec { numeric: schema.features(), tables })
 }
 
 fn print(i: &Inspection, largest: &mut [(String, usize)]) -> anyhow::Result<()> {

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub mod args;
+pub mod check;
 pub mod dashboard;
+pub mod data;
 pub mod device;
 pub mod devices;
 pub mod eval;
@@ -15,6 +17,7 @@ pub mod gains;
 pub mod inspect;
 pub mod output;
 pub mod predict;
+pub mod schema;
 pub mod synth;
 pub mod train;
 
@@ -72,6 +75,8 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Train(args) => train::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Predict(args) => predict::run(&args),
+        Command::Schema(args) => schema::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Gains(args) => gains::run(&args),
         Command::Inspect(args) => inspect::run(&args),

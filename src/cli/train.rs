@@ -2,18 +2,18 @@
 
 use super::args::{OnBadRow, TrainArgs};
 use super::output;
-use crate::data::criteo::{self, Labels, ReadOptions, RowPolicy};
+use crate::data::reader::RowPolicy;
 use crate::data::rows::SkipReport;
 use crate::model::config::Config;
 use crate::text::group;
-use crate::train::infer::{Inputs, schema};
+use crate::train::infer::Inputs;
 use crate::train::run::RunFolder;
 use crate::train::trainer::{Event, Report, Summary, Trainer};
+#[cfg(not(feature = "dashboard"))]
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -45,37 +45,21 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         say(n.to_string());
     }
 
-    let policy = row_policy(args.on_bad_row);
     let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
-    let (encoder, skipped) = criteo::fit(&args.train, &schema(&cfg.data), policy)?;
-    if encoder.positives == 0 || encoder.positives == encoder.rows {
-        bail!(
-            "{}: all {} labels are {}; a model needs clicks and non-clicks to learn from",
-            args.train.display(),
-            encoder.rows,
-            u8::from(encoder.positives > 0)
-        );
-    }
-    let encoder = Arc::new(encoder);
-    let options = ReadOptions { policy, labels: Labels::Required };
-    spinner.set_message("encoding the training rows");
-    let train = criteo::load(&args.train, &encoder, options)?;
-    spinner.set_message("encoding the validation rows");
-    let valid = criteo::load(&args.valid, &encoder, options)?;
+    let data = super::data::open(&args.data, &cfg, &spinner)?;
     spinner.finish_and_clear();
-    report_skipped(&args.train, &skipped);
-    report_skipped(&args.valid, &valid.skipped);
+    data.notes.iter().for_each(|n| say(n.clone()));
+    let encoder = data.encoder.clone();
 
     let inputs = Inputs::new(encoder.clone(), &cfg, &device)?;
     let begin = Instant::now();
-    let mut trainer = Trainer::new(&cfg, inputs, &device, train.rows.len())?;
+    let mut trainer = Trainer::new(&cfg, inputs, &device, encoder.rows as usize)?;
     folder.begin(&cfg)?;
     encoder.save(&folder.vocab_path())?;
     say(format!(
-        "{} training rows ({:.2} % positive), {} validation rows; {} parameters; {} (ready in {:.1} s)",
-        group(train.rows.len() as u64),
+        "{} training rows ({:.2} % positive); {} parameters; {} (ready in {:.1} s)",
+        group(encoder.rows),
         100.0 * encoder.positives as f64 / encoder.rows as f64,
-        group(valid.rows.len() as u64),
         group(trainer.parameters() as u64),
         device.name(),
         begin.elapsed().as_secs_f64(),
@@ -83,11 +67,11 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     if args.profile {
         trainer.program().start_profile();
     }
-    let mut report = Console::new(args, &cfg, train.rows.len() as u64);
-    let (train, valid) = (Arc::new(train), Arc::new(valid));
+    let mut report = Console::new(args, &cfg, encoder.rows);
     let mut store = folder.store()?;
     end_gracefully();
-    let summary = pollster::block_on(trainer.run(train, valid, &mut store, &mut report));
+    let summary =
+        pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut report));
     report.bar.finish_and_clear();
     let summary = summary?;
     if args.profile {
@@ -98,6 +82,9 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         output::json(&summary)?;
     } else {
         print_summary(&summary, &folder)?;
+    }
+    if let Some(test) = &data.test {
+        super::eval::test_part(&args.out, &device, test, args.json)?;
     }
     if summary.metrics.ne.is_some_and(|ne| ne >= 1.0) {
         say("note: a normalized entropy of 1 or more is no better than predicting the average click rate"

@@ -8,20 +8,54 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::DataError;
-use super::rows::Rows;
+use super::rows::{ListIds, Rows};
+use crate::ops::embedding::Pool;
+use crate::ops::sparse_index::SparseIndex;
 
 /// Fills [`SparseIds::unique`] after the last distinct row.
 pub const NO_ROW: u32 = u32::MAX;
 
-/// Columns that share one table buffer, one below the other.
+/// Columns that share one table buffer, one below the other; or one table that several columns, or a list, use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLayout {
-    /// Categorical columns, by index in the schema.
+    /// Single-valued columns, by their place among these; empty where the table is pooled.
     pub columns: Vec<usize>,
     /// First row of each column in the packed table.
     pub offsets: Vec<u32>,
     /// Rows of the packed table.
     pub rows: u32,
+    /// A table whose ids come in bags.
+    pub pooled: Option<PooledLayout>,
+}
+
+/// A table that is looked up by bags of ids, several bags an example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PooledLayout {
+    /// The bags of an example, in slot order.
+    pub bags: Vec<Bag>,
+    /// The mean of a bag's rows rather than their sum.
+    pub mean: bool,
+}
+
+impl PooledLayout {
+    /// Ids of an example, at most.
+    pub fn capacity(&self) -> usize {
+        self.bags.iter().map(|b| if let Bag::List { most, .. } = b { *most as usize } else { 1 }).sum()
+    }
+}
+
+/// Where a bag's ids come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bag {
+    /// A single-valued column, by its place among these.
+    Single(usize),
+    /// A multi-valued column.
+    List {
+        /// Its place among these.
+        column: usize,
+        /// Ids that count, the first ones.
+        most: u32,
+    },
 }
 
 impl GroupLayout {
@@ -46,16 +80,32 @@ impl GroupLayout {
                 });
             }
         }
-        Ok(GroupLayout { columns, offsets, rows: rows as u32 })
+        Ok(GroupLayout { columns, offsets, rows: rows as u32, pooled: None })
+    }
+
+    /// A table of `rows` rows that is looked up by bags.
+    pub fn pooled(rows: u32, layout: PooledLayout) -> GroupLayout {
+        GroupLayout { columns: vec![], offsets: vec![], rows, pooled: Some(layout) }
+    }
+
+    /// Ids of a batch of `capacity` examples, at most: N.
+    fn ids(&self, capacity: usize) -> usize {
+        capacity * self.pooled.as_ref().map_or(self.columns.len(), PooledLayout::capacity)
     }
 }
 
-/// The ids of one group in a batch. B = batch capacity, C = columns of the group, N = B·C.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The ids of one group in a batch. B = batch capacity, C = columns of the group, N = B·C; of a pooled table N = B
+/// times the ids of an example at most, R = B times its bags.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SparseIds {
-    /// `[B, C]`, rows of the packed table; padding rows hold each column's out-of-vocabulary row.
+    /// `[B, C]`, rows of the packed table; padding rows hold each column's out-of-vocabulary row. `[N]` of a pooled
+    /// table, bag after bag, 0 after the last.
     pub ids: Vec<u32>,
-    /// `[N]`, occurrences (b·C + j) of the real rows by falling into place: sorted by (packed row,
+    /// `[R + 1]`, bounds of each bag in `ids`; empty unless the table is pooled.
+    pub offsets: Vec<u32>,
+    /// `[N]`, the factor of each occurrence, in the order of `order`; empty unless the table is pooled.
+    pub scale: Vec<f32>,
+    /// `[N]`, occurrences (b·C + j, or the bag) of the real rows by falling into place: sorted by (packed row,
     /// occurrence); zeros after the last.
     pub order: Vec<u32>,
     /// `[N + 1]`, start of each distinct row's run in `order`; the number of real occurrences from
@@ -78,10 +128,16 @@ pub struct Batch {
     pub numeric: Vec<f32>,
     /// `[B, columns]`, column-local ids; 0 in padding rows.
     pub ids: Vec<u32>,
+    /// Multi-valued columns: of each real row its column-local ids.
+    pub lists: Vec<ListIds>,
     /// `[B]`, 0 or 1; 0 in padding and unlabelled rows.
     pub labels: Vec<f32>,
-    /// `[B]`, 1 for real rows, 0 for padding.
+    /// `[B]`, the rows' weights (1 where the data has none), 0 for padding.
     pub weights: Vec<f32>,
+    /// The group of each real row; empty where the data has none.
+    pub group_ids: Vec<u64>,
+    /// `[rows, passed columns]`, text for `predict`'s output; empty elsewhere.
+    pub passed: Vec<String>,
     /// One for each group.
     pub groups: Vec<SparseIds>,
 }
@@ -96,6 +152,7 @@ pub struct BatchBuilder {
     free: Vec<Batch>,
     keys: Vec<u64>,
     spare: Vec<u64>,
+    index: SparseIndex,
 }
 
 impl BatchBuilder {
@@ -123,8 +180,16 @@ impl BatchBuilder {
                     g.offsets.len()
                 ));
             }
-            if let Some(c) = g.columns.iter().find(|&&c| c >= columns) {
+            let bags = g.pooled.iter().flat_map(|p| &p.bags);
+            let bags = bags.filter_map(|b| if let Bag::Single(c) = b { Some(c) } else { None });
+            if let Some(c) = g.columns.iter().chain(bags).find(|&&c| c >= columns) {
                 return fail(format!("an embedding group names column {c}, the data has {columns}"));
+            }
+            let most = g.pooled.as_ref().map_or(0, PooledLayout::capacity);
+            if capacity.checked_mul(most).is_none_or(|n| n >= u32::MAX as usize) {
+                return fail(format!(
+                    "{capacity} rows a batch are too many for lists of {most} values; use a smaller batch, or set the column's max_length"
+                ));
             }
         }
         Ok(BatchBuilder {
@@ -135,6 +200,7 @@ impl BatchBuilder {
             free: Vec::new(),
             keys: Vec::new(),
             spare: Vec::new(),
+            index: SparseIndex::default(),
         })
     }
 
@@ -164,14 +230,28 @@ impl BatchBuilder {
         batch.ids.clear();
         batch.labels.clear();
         batch.weights.clear();
+        batch.group_ids.clear();
+        batch.passed.clear();
+        batch.lists.resize_with(rows.lists.len(), ListIds::default);
+        batch.lists.iter_mut().for_each(|l| {
+            l.ids.clear();
+            l.ends.clear();
+        });
+        let passed = rows.passed.len() / rows.len().max(1);
         for i in indices {
             batch.numeric.extend_from_slice(&rows.numeric[i * f..(i + 1) * f]);
             batch.ids.extend_from_slice(&rows.ids[i * c..(i + 1) * c]);
             batch.labels.push(f32::from(u8::from(rows.labels[i] == 1)));
+            batch.weights.push(rows.weights.get(i).copied().unwrap_or(1.0));
+            batch.group_ids.extend(rows.groups.get(i));
+            batch.passed.extend_from_slice(&rows.passed[i * passed..(i + 1) * passed]);
+            for (list, all) in batch.lists.iter_mut().zip(&rows.lists) {
+                list.ids.extend_from_slice(all.row(i));
+                list.ends.push(list.ids.len() as u32);
+            }
         }
         batch.rows = batch.labels.len();
         assert!(batch.rows <= b, "{} rows for a batch of {b}", batch.rows);
-        batch.weights.resize(batch.rows, 1.0);
         batch.numeric.resize(b * f, 0.0);
         batch.ids.resize(b * c, 0);
         batch.labels.resize(b, 0.0);
@@ -179,9 +259,53 @@ impl BatchBuilder {
         let groups = Arc::clone(&self.groups);
         batch.groups.resize_with(groups.len(), SparseIds::default);
         for (layout, sparse) in groups.iter().zip(&mut batch.groups) {
-            self.fill_group(layout, &batch.ids, batch.rows, sparse);
+            match &layout.pooled {
+                None => self.fill_group(layout, &batch.ids, batch.rows, sparse),
+                Some(pooled) => {
+                    self.fill_bags(layout.ids(b), pooled, &batch.ids, &batch.lists, batch.rows, sparse);
+                }
+            }
         }
         batch
+    }
+
+    fn fill_bags(
+        &mut self,
+        total: usize,
+        pooled: &PooledLayout,
+        ids: &[u32],
+        lists: &[ListIds],
+        rows: usize,
+        out: &mut SparseIds,
+    ) {
+        out.ids.clear();
+        out.offsets.clear();
+        out.offsets.push(0);
+        for row in 0..rows {
+            for bag in &pooled.bags {
+                match *bag {
+                    Bag::Single(c) => out.ids.push(ids[row * self.columns + c]),
+                    Bag::List { column, most } => {
+                        out.ids.extend(lists[column].row(row).iter().take(most as usize));
+                    }
+                }
+                out.offsets.push(out.ids.len() as u32);
+            }
+        }
+        // padding rows have empty bags
+        out.offsets.resize(self.capacity * pooled.bags.len() + 1, out.ids.len() as u32);
+        out.ids.resize(total, 0);
+        let pool = if pooled.mean { Pool::Mean } else { Pool::Sum };
+        self.index.set_bags(&out.ids, &out.offsets, None, pool);
+        for (mine, new) in [
+            (&mut out.order, &self.index.order),
+            (&mut out.segments, &self.index.segments),
+            (&mut out.unique, &self.index.unique),
+        ] {
+            mine.clone_from(new);
+        }
+        out.scale.clone_from(&self.index.scale);
+        out.n_unique = out.unique.iter().take_while(|&&u| u != NO_ROW).count();
     }
 
     fn fill_group(&mut self, layout: &GroupLayout, ids: &[u32], rows: usize, out: &mut SparseIds) {
@@ -342,13 +466,35 @@ mod tests {
     }
 
     #[test]
+    fn bags_hold_singles_and_lists_up_to_their_length() {
+        let mut data = rows(3, 1, &[9], 4);
+        data.weights = vec![0.5, 1.0, 2.0];
+        data.groups = vec![7, 7, 8];
+        data.lists = vec![ListIds { ends: vec![3, 3, 4], ids: vec![5, 6, 5, 8] }];
+        let layout =
+            PooledLayout { bags: vec![Bag::Single(0), Bag::List { column: 0, most: 2 }], mean: true };
+        let groups: Arc<[GroupLayout]> = [GroupLayout::pooled(9, layout)].into();
+        let mut builder = BatchBuilder::new(4, 1, 1, groups).unwrap();
+        let batch = builder.gather(&data, &[2, 0, 1]);
+        let (g, id) = (&batch.groups[0], |i: usize| data.ids[i]);
+        assert_eq!(g.offsets, [0, 1, 2, 3, 5, 6, 6, 6, 6]);
+        assert_eq!(g.ids, [id(2), 8, id(0), 5, 6, id(1), 0, 0, 0, 0, 0, 0]);
+        assert_eq!((&batch.weights[..], &batch.group_ids[..]), (&[2.0, 0.5, 1.0, 0.0][..], &[8, 7, 7][..]));
+        // the occurrence of 6 stands for half of bag 3
+        let at = g.unique.iter().position(|&u| u == 6).unwrap();
+        let place = g.segments[at] as usize;
+        assert_eq!((g.order[place], g.scale[place]), (3, 0.5));
+        assert!(g.n_unique >= 4 && g.unique.len() == 12 && g.segments.len() == 13);
+    }
+
+    #[test]
     fn impossible_layouts_are_errors() {
         let text = GroupLayout::pack(vec![0, 1], &[u32::MAX - 5, 10]).unwrap_err().to_string();
         assert!(text.contains("rows of one embedding table: 4294967300"), "{text}");
         assert!(GroupLayout::pack(vec![2], &[1, 1]).is_err());
         let new = |b, columns: Vec<usize>| {
             let offsets = vec![0; columns.len()];
-            BatchBuilder::new(b, 1, 2, [GroupLayout { columns, offsets, rows: 5 }].into())
+            BatchBuilder::new(b, 1, 2, [GroupLayout { columns, offsets, rows: 5, pooled: None }].into())
         };
         assert!(new(1, vec![1]).is_ok());
         assert!(new(0, vec![1]).is_err() && new(1, vec![2]).is_err() && new(usize::MAX, vec![1]).is_err());

@@ -8,20 +8,66 @@ use super::error::DataError;
 
 /// Bytes of a block, about.
 pub const BLOCK_BYTES: usize = 1 << 20;
-/// The longest line that is read; what is longer is cut just above it.
+/// The longest line of a Criteo file; what is longer is cut just above it.
 pub const LONGEST_LINE: usize = 1 << 16;
+/// The longest line of any other text.
+pub const LONGEST_RECORD: usize = 8 << 20;
+
+/// Where records end, if a quoted field may hold line breaks (RFC 4180).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quoting {
+    /// Between fields.
+    pub delimiter: u8,
+    /// Around fields.
+    pub quote: u8,
+}
+
+impl Quoting {
+    /// The end of the last whole record of a text that starts with a record; `None` where none is whole.
+    fn last_end(self, text: &[u8]) -> Option<usize> {
+        let (mut last, mut at) = (None, 0);
+        let mut start_of_field = true;
+        while at < text.len() {
+            let byte = text[at];
+            at += 1;
+            if start_of_field && byte == self.quote {
+                // to the closing quote; a doubled one closes and opens again
+                at += text[at..].iter().position(|&b| b == self.quote)? + 1;
+                while text.get(at) == Some(&self.quote) {
+                    at += 1;
+                    at += text[at..].iter().position(|&b| b == self.quote)? + 1;
+                }
+                start_of_field = false;
+            } else {
+                start_of_field = byte == self.delimiter || byte == b'\n';
+                if byte == b'\n' {
+                    last = Some(at);
+                }
+            }
+        }
+        last
+    }
+}
 
 /// What the first bytes of a file say it is, when it is not text: magic, kind, remedy.
 const NOT_TEXT: [(&[u8], &str, &str); 9] = [
-    (b"\x1f\x8b", "gzip-compressed", "decompress it first (gunzip -k FILE)"),
+    (b"\x1f\x8b", "gzip-compressed twice", "decompress it first (gunzip -k FILE)"),
     (b"\x28\xb5\x2f\xfd", "zstd-compressed", "decompress it first (unzstd FILE)"),
     (b"BZh", "bzip2-compressed", "decompress it first (bunzip2 -k FILE)"),
     (b"\xfd7zXZ\0", "xz-compressed", "decompress it first (unxz -k FILE)"),
     (b"\x04\x22\x4d\x18", "lz4-compressed", "decompress it first (unlz4 FILE)"),
     (b"PK\x03\x04", "a zip archive", "unpack it first (unzip FILE)"),
-    (b"PAR1", "a Parquet file", "convert it to tab-separated text first"),
-    (b"\xff\xfe", "UTF-16 text", "convert it first (iconv -f UTF-16 -t UTF-8 FILE)"),
-    (b"\xfe\xff", "UTF-16 text", "convert it first (iconv -f UTF-16 -t UTF-8 FILE)"),
+    (b"PAR1", "a Parquet file", "leave data.format out, or set it to parquet"),
+    (
+        b"\xff\xfe",
+        "UTF-16 text",
+        "set data.encoding = \"utf-16\", or convert it (iconv -f UTF-16 -t UTF-8 FILE)",
+    ),
+    (
+        b"\xfe\xff",
+        "UTF-16 text",
+        "set data.encoding = \"utf-16\", or convert it (iconv -f UTF-16 -t UTF-8 FILE)",
+    ),
 ];
 
 /// Whole lines of a file.
@@ -48,6 +94,8 @@ pub struct BlockReader<R = File> {
     started: bool,
     ended: bool,
     block_bytes: usize,
+    longest: usize,
+    quoting: Option<Quoting>,
 }
 
 impl BlockReader<File> {
@@ -73,6 +121,22 @@ impl<R: Read> BlockReader<R> {
             started: false,
             ended: false,
             block_bytes: block_bytes.max(1),
+            longest: LONGEST_LINE,
+            quoting: None,
+        }
+    }
+
+    /// The same for lines of up to `longest` bytes, in records whose quoted fields may hold line breaks.
+    pub fn records(mut self, longest: usize, quoting: Option<Quoting>) -> BlockReader<R> {
+        (self.longest, self.quoting) = (longest, quoting);
+        self
+    }
+
+    /// The end of the last whole record in `text`, of which no line ends before `searched`.
+    fn record_end(&self, text: &[u8], searched: usize) -> Option<usize> {
+        match self.quoting {
+            Some(q) if text.contains(&q.quote) => q.last_end(text),
+            _ => text[searched..].iter().rposition(|&b| b == b'\n').map(|last| searched + last + 1),
         }
     }
 
@@ -88,7 +152,10 @@ impl<R: Read> BlockReader<R> {
         let mut searched = 0; // no newline in text[..searched]
         // Until there is a whole line and the block is full; a line without end is cut on the way.
         let end = loop {
-            let room = self.block_bytes.saturating_sub(text.len()).max(1 << 12);
+            let room = match self.block_bytes.saturating_sub(text.len()) {
+                0 => self.block_bytes.max(1 << 12),
+                room => room.max(1 << 12),
+            };
             self.fill(&mut text, room)?;
             if !self.started {
                 self.start(&mut text)?;
@@ -102,17 +169,21 @@ impl<R: Read> BlockReader<R> {
                 break text.len();
             }
             if text.len() >= self.block_bytes
-                && let Some(last) = text[searched..].iter().rposition(|&b| b == b'\n')
+                && dropped == 0
+                && let Some(end) = self.record_end(&text, searched)
             {
-                break searched + last + 1;
+                break end;
             }
             if text.len() >= self.block_bytes {
-                searched = text.len();
-                if text.len() > LONGEST_LINE + 1 {
-                    dropped += (text.len() - LONGEST_LINE - 1) as u64;
-                    text.truncate(LONGEST_LINE + 1);
-                    searched = text.len();
+                if text.len() > self.longest + 1 {
+                    // A quote that is never closed must not swallow the file.
+                    if let Some(last) = text.iter().rposition(|&b| b == b'\n') {
+                        break last + 1;
+                    }
+                    dropped += (text.len() - self.longest - 1) as u64;
+                    text.truncate(self.longest + 1);
                 }
+                searched = text.len();
             }
         };
         self.carry = text.split_off(end);
@@ -178,6 +249,32 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn quoted_records_stay_whole(
+            records in prop::collection::vec(("[ab]{0,3}", "[a,\n\"]{0,6}", any::<bool>()), 1..40),
+        ) {
+            let q = Quoting { delimiter: b',', quote: b'"' };
+            let mut text = String::new();
+            let mut ends = vec![0];
+            for (plain, odd, repeat) in &records {
+                let odd = odd.repeat(if *repeat { 700 } else { 1 }).replace('"', "\"\"");
+                text.push_str(&format!("{plain},\"{odd}\"\n"));
+                ends.push(text.len());
+            }
+            let mut reader =
+                BlockReader::new(Path::new("f"), text.as_bytes(), 64).records(LONGEST_RECORD, Some(q));
+            let (mut at, mut line) = (0, 1);
+            while let Some(b) = reader.next_block().unwrap() {
+                prop_assert_eq!((b.offset as usize, b.first_line), (at, line));
+                at += b.text.len();
+                line += b.text.iter().filter(|&&c| c == b'\n').count() as u64;
+                prop_assert!(ends.contains(&at), "a block ends inside a record");
+            }
+            prop_assert_eq!(at, text.len());
+        }
+    }
+
     #[test]
     fn an_endless_line_is_cut_and_the_count_goes_on() {
         let long = "x".repeat(10 * LONGEST_LINE);
@@ -195,11 +292,11 @@ mod tests {
     fn byte_order_mark_and_magic() {
         let b = blocks(b"\xef\xbb\xbfa\n", 64);
         assert_eq!((b[0].offset, &b[0].text[..]), (3, &b"a\n"[..]));
-        let error = BlockReader::new(Path::new("f.tsv"), &b"\x1f\x8b\x08rest"[..], 64).next_block();
+        let error = BlockReader::new(Path::new("f.tsv"), &b"BZh9rest"[..], 64).next_block();
         let text = error.unwrap_err().to_string();
         assert_eq!(
             text,
-            "f.tsv: is gzip-compressed, expected plain text; decompress it first (gunzip -k f.tsv)"
+            "f.tsv: is bzip2-compressed, expected plain text; decompress it first (bunzip2 -k f.tsv)"
         );
         assert!(blocks(b"", 64).is_empty());
     }

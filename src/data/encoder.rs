@@ -13,19 +13,20 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::DataError;
-use super::rows::{RawRows, Rows};
+use super::rows::{ListIds, RawRows, Rows};
 use super::schema::{Encoding, Schema, Transform};
 use super::vocab::{ColumnEncoder, Counter, Interner};
 
 const FORMAT: &str = "birkhoff-encoder";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Everything that turns raw rows into numbers and ids.
 #[derive(Clone, Debug)]
 pub struct FittedEncoder {
     /// The schema, with fitted statistics.
     pub schema: Schema,
-    /// One encoder for each categorical column.
+    /// One encoder for each categorical column; that of a column that shares a table is empty, and its owner's
+    /// counts.
     pub columns: Vec<ColumnEncoder>,
     /// Training rows that it was fitted to.
     pub rows: u64,
@@ -56,9 +57,9 @@ struct EndLine {
 }
 
 impl FittedEncoder {
-    /// Rows of each categorical column's embedding table.
+    /// Rows of each categorical column's embedding table, which shared columns have in common.
     pub fn table_rows(&self) -> Vec<u32> {
-        self.columns.iter().map(ColumnEncoder::table_rows).collect()
+        self.schema.owners().into_iter().map(|owner| self.columns[owner].table_rows()).collect()
     }
 
     /// Click rate of the training rows, kept inside (0, 1) so that its log-odds are finite.
@@ -66,21 +67,89 @@ impl FittedEncoder {
         (self.positives as f64 + 0.5) / (self.rows as f64 + 1.0)
     }
 
-    /// Appends the encoded rows to `out`.
+    /// Appends the encoded rows to `out`. A list longer than its column's `max_length` is cut there.
     pub fn encode(&self, raw: &RawRows, out: &mut Rows) {
-        let (n, c) = (self.schema.numeric.len(), self.columns.len());
-        out.numeric.reserve(raw.len() * out.features);
-        out.ids.reserve(raw.len() * c);
-        for row in 0..raw.len() {
-            self.schema.transform_into(&raw.numeric[row * n..(row + 1) * n], &mut out.numeric);
-            out.ids.extend(self.columns.iter().enumerate().map(|(j, e)| e.id(raw.field(row * c + j))));
+        self.encode_numeric(raw, &mut out.numeric);
+        let c = self.columns.len();
+        let (mut single, mut list) = (0, 0);
+        let start = out.ids.len();
+        out.ids.resize(start + raw.len() * out.columns, 0);
+        // Column by column: the choice of encoder is made once, and lookups of neighbouring rows overlap.
+        for (j, (column, owner)) in self.schema.categorical.iter().zip(self.schema.owners()).enumerate() {
+            let encoder = &self.columns[owner];
+            if let Some(options) = &column.list {
+                let ids = &mut out.lists[list];
+                list += 1;
+                for row in 0..raw.len() {
+                    let most = if options.max_length == 0 { usize::MAX } else { options.max_length as usize };
+                    ids.ids.extend(raw.list(row * c + j).take(most).map(|value| encoder.id(value)));
+                    ids.ends.push(ids.ids.len() as u32);
+                }
+                continue;
+            }
+            let places = out.ids[start..].iter_mut().skip(single).step_by(out.columns);
+            let fields = raw.fields.iter().skip(j).step_by(c);
+            for (id, &field) in places.zip(fields) {
+                *id = encoder.id(raw.slice(field));
+            }
+            single += 1;
         }
         out.labels.extend_from_slice(&raw.labels);
+        out.weights.extend_from_slice(&raw.weights);
+        out.groups.extend_from_slice(&raw.groups);
+        out.passed
+            .extend(raw.passed.iter().map(|&range| String::from_utf8_lossy(raw.slice(range)).into_owned()));
+    }
+
+    /// Rows with a list that is longer than its column's `max_length`.
+    pub fn cut(&self, raw: &RawRows) -> u64 {
+        let c = self.columns.len();
+        let lists = self.schema.categorical.iter().enumerate();
+        let lists: Vec<(usize, usize)> =
+            lists.filter_map(|(j, c)| Some((j, c.list.as_ref()?.max_length as usize))).collect();
+        let longer =
+            |row: usize| lists.iter().any(|&(j, most)| most > 0 && raw.list(row * c + j).len() > most);
+        if lists.is_empty() { 0 } else { (0..raw.len()).filter(|&row| longer(row)).count() as u64 }
+    }
+
+    fn encode_numeric(&self, raw: &RawRows, out: &mut Vec<f32>) {
+        let (n, features) = (self.schema.numeric.len(), self.schema.features());
+        let start = out.len();
+        out.resize(start + raw.len() * features, 0.0);
+        if n == 0 {
+            return;
+        }
+        let small = log_of_small();
+        let mut indicator = n;
+        for (k, column) in self.schema.numeric.iter().enumerate() {
+            let values = raw.numeric.iter().skip(k).step_by(n);
+            let places = out[start..].iter_mut().skip(k).step_by(features);
+            match column.transform {
+                Transform::Log => {
+                    for (place, &value) in places.zip(values) {
+                        // the counts of a click log are small whole numbers; a logarithm costs more than the rest
+                        let whole = value as usize; // NaN and negative numbers give 0
+                        *place = match small.get(whole) {
+                            Some(&log) if whole as f64 == value => log,
+                            _ => column.transform.apply(value),
+                        };
+                    }
+                }
+                transform => places.zip(values).for_each(|(place, &value)| *place = transform.apply(value)),
+            }
+            if column.indicator {
+                let values = raw.numeric.iter().skip(k).step_by(n);
+                let places = out[start..].iter_mut().skip(indicator).step_by(features);
+                places.zip(values).for_each(|(place, value)| *place = f32::from(u8::from(value.is_nan())));
+                indicator += 1;
+            }
+        }
     }
 
     /// Rows, empty, of the width that this encoder makes.
     pub fn empty_rows(&self) -> Rows {
-        Rows::new(self.schema.features(), self.columns.len())
+        let lists = vec![ListIds::default(); self.schema.lists()];
+        Rows { lists, ..Rows::new(self.schema.features(), self.schema.singles()) }
     }
 
     /// An error unless this encoder was fitted for `schema` (fitted statistics aside).
@@ -145,7 +214,7 @@ impl FittedEncoder {
         let mut columns = Vec::new();
         for column in &header.schema.categorical {
             let line: ColumnLine = lines.next("a column")?;
-            let vocabulary = matches!(column.encoding, Encoding::Vocabulary { .. });
+            let vocabulary = matches!(column.encoding, Encoding::Vocabulary { .. }) && column.share.is_none();
             if line.column != column.name || (!vocabulary && line.values != 0) {
                 let found = &line.column;
                 return Err(lines.fail(format!(
@@ -173,6 +242,12 @@ impl FittedEncoder {
         lines.at_end()?;
         Ok(FittedEncoder { schema: header.schema, columns, rows: header.rows, positives: header.positives })
     }
+}
+
+/// [`Transform::Log`] of the whole numbers from 0.
+fn log_of_small() -> &'static [f32] {
+    static TABLE: std::sync::OnceLock<Vec<f32>> = std::sync::OnceLock::new();
+    TABLE.get_or_init(|| (0..4096).map(|v| Transform::Log.apply(f64::from(v))).collect())
 }
 
 fn json_line<T: Serialize + ?Sized>(out: &mut impl Write, value: &T) -> std::io::Result<()> {
@@ -264,6 +339,8 @@ pub struct Fitter {
     schema: Schema,
     moments: Vec<Moments>,
     counters: Vec<Counter>,
+    /// Longest list of each categorical column.
+    longest: Vec<u32>,
     rows: u64,
     positives: u64,
 }
@@ -275,6 +352,7 @@ impl Fitter {
         Ok(Fitter {
             moments: vec![Moments::default(); schema.numeric.len()],
             counters: vec![Counter::default(); schema.categorical.len()],
+            longest: vec![0; schema.categorical.len()],
             schema: schema.clone(),
             rows: 0,
             positives: 0,
@@ -292,25 +370,45 @@ impl Fitter {
                 present.for_each(|&v| moments.push(v));
             }
         }
-        let columns = self.counters.par_iter_mut().zip(&self.schema.categorical).enumerate();
-        let counted = columns.map(|(j, (counter, column))| {
-            if let Encoding::Hash { .. } = column.encoding {
+        let owners = self.schema.owners();
+        for (j, (longest, column)) in self.longest.iter_mut().zip(&self.schema.categorical).enumerate() {
+            if column.list.is_some() {
+                let lengths = (0..raw.len()).map(|row| raw.list(row * c + j).len() as u32);
+                *longest = lengths.fold(*longest, u32::max);
+            }
+        }
+        let columns = &self.schema.categorical;
+        let counted = self.counters.par_iter_mut().enumerate().map(|(owner, counter)| {
+            if owners[owner] != owner || matches!(columns[owner].encoding, Encoding::Hash { .. }) {
                 return Ok(());
             }
-            for row in 0..raw.len() {
-                let value = raw.field(row * c + j);
-                if !value.is_empty() && !counter.count(value) {
-                    return Err(DataError::TooMany {
-                        what: format!("distinct values of column {}", column.name),
-                        count: counter.distinct() as u64 + 1,
-                        limit: counter.distinct() as u64,
-                        remedy: "use the hash encoding for it",
-                    });
+            // Whoever uses the table counts towards its vocabulary.
+            for j in (0..c).filter(|&j| owners[j] == owner) {
+                for row in 0..raw.len() {
+                    let known = if columns[j].list.is_some() {
+                        raw.list(row * c + j).all(|value| counter.count(value))
+                    } else {
+                        let value = raw.field(row * c + j);
+                        value.is_empty() || counter.count(value)
+                    };
+                    if !known {
+                        return Err(DataError::TooMany {
+                            what: format!("distinct values of column {}", columns[j].name),
+                            count: counter.distinct() as u64 + 1,
+                            limit: counter.distinct() as u64,
+                            remedy: "use the hash encoding for it",
+                        });
+                    }
                 }
             }
             Ok(())
         });
         counted.collect()
+    }
+
+    /// Training rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows
     }
 
     /// The fitted encoder.
@@ -319,6 +417,13 @@ impl Fitter {
         for (column, m) in schema.numeric.iter_mut().zip(&self.moments) {
             if let Transform::Standardize { mean, std } = &mut column.transform {
                 (*mean, *std) = (m.mean, m.std());
+            }
+        }
+        for (column, longest) in schema.categorical.iter_mut().zip(self.longest) {
+            if let Some(list) = &mut column.list
+                && list.max_length == 0
+            {
+                list.max_length = longest.max(1);
             }
         }
         let columns = self.counters.into_iter().zip(&schema.categorical).map(|(counter, column)| {
@@ -355,14 +460,12 @@ mod tests {
     fn fitted() -> FittedEncoder {
         let transform = Transform::STANDARDIZE;
         let schema = Schema {
-            numeric: vec![NumericColumn { name: "n".into(), transform, indicator: true }],
+            numeric: vec![NumericColumn { name: "n".into(), from: None, transform, indicator: true }],
             categorical: vec![
-                CategoricalColumn {
-                    name: "v".into(),
-                    encoding: Encoding::Vocabulary { min_count: 1, max_size: None },
-                },
-                CategoricalColumn { name: "h".into(), encoding: Encoding::Hash { buckets: 10 } },
+                CategoricalColumn::single("v", Encoding::Vocabulary { min_count: 1, max_size: None }),
+                CategoricalColumn::single("h", Encoding::Hash { buckets: 10 }),
             ],
+            ..Schema::default()
         };
         let mut fitter = Fitter::new(&schema).unwrap();
         fitter.push(&raw(&[(1.0, ["a\"\\\t", "x"], 1), (f64::NAN, ["é\n", ""], 0)])).unwrap();

@@ -9,52 +9,82 @@ use thiserror::Error;
 /// What is wrong with one row.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RowProblem {
-    /// Another number of tab-separated fields than expected.
-    #[error("{found} fields, expected {expected}; check for missing or extra tabs in this line")]
+    /// Another number of fields than expected.
+    #[error("{found} fields, expected {expected}; check for missing or extra {delimiter} in this line")]
     FieldCount {
         /// Fields in the line.
         found: usize,
         /// The count that fits, in words.
-        expected: &'static str,
+        expected: String,
+        /// What separates fields, in words.
+        delimiter: &'static str,
     },
     /// A line without any text.
     #[error("empty line, expected {expected}; delete the line")]
     EmptyLine {
         /// The fields that fit, in words.
-        expected: &'static str,
+        expected: String,
     },
     /// A numeric field that is not a number.
-    #[error(
-        "column {column}: {value} is not a number, expected an integer or an empty field; correct the value"
-    )]
+    #[error("column {column}: {value} is not a number, expected {}; correct the value", number_words(*.integer))]
     BadNumber {
         /// Column name.
         column: String,
         /// The field's text, escaped and shortened.
         value: String,
+        /// Whether the format has whole numbers only.
+        integer: bool,
     },
-    /// A label that is neither 0 nor 1.
-    #[error("column label: {value} is not a label, expected 0 or 1; correct the value")]
+    /// A label that is neither 0 nor 1, or that its rule cannot compare.
+    #[error("column {column}: {value} is not a label, expected {expected}")]
     BadLabel {
+        /// Column name.
+        column: String,
         /// The field's text, escaped and shortened.
         value: String,
+        /// What fits and what to do.
+        expected: String,
     },
     /// No label where training or evaluation needs one.
     #[error(
-        "column label: no label, expected 0 or 1; give a labelled file (only predict works without labels)"
+        "column {column}: no label, expected 0 or 1; give a labelled file (only predict works without labels)"
     )]
-    NoLabel,
+    NoLabel {
+        /// Column name.
+        column: String,
+    },
     /// A row without a label in a file that has labels, or the reverse.
-    #[error("column label: {found}, but {most}; give every row a label, or none")]
+    #[error("column {column}: {found}, but {most}; give every row a label, or none")]
     MixedLabels {
+        /// Column name.
+        column: String,
         /// What this row has.
         found: &'static str,
         /// What most rows of the file have.
         most: &'static str,
     },
+    /// A weight that is no positive number.
+    #[error("column {column}: {value} is not a weight, expected a number of 0 or more; correct the value")]
+    BadWeight {
+        /// Column name.
+        column: String,
+        /// The field's text, escaped and shortened.
+        value: String,
+    },
+    /// A value of the split's time column that is neither a number nor a date.
+    #[error(
+        "column {column}: {value} is not a time, expected a number or a date such as 2024-05-31 12:00:00"
+    )]
+    BadTime {
+        /// Column name.
+        column: String,
+        /// The field's text, escaped and shortened.
+        value: String,
+    },
     /// Bytes that are not UTF-8.
     #[error(
-        "column {column}: byte 0x{byte:02x} at offset {offset} of the file is not UTF-8, expected UTF-8 text; convert the file (iconv -t UTF-8)"
+        "column {column}: byte 0x{byte:02x} at offset {offset} of the file is not UTF-8, expected UTF-8 text; \
+         convert the file (iconv -t UTF-8), or name its character set (data.encoding = \"latin1\")"
     )]
     NotUtf8 {
         /// Column name, or `line` where the line has another number of fields.
@@ -64,12 +94,68 @@ pub enum RowProblem {
         /// The offending byte.
         byte: u8,
     },
+    /// A quoted field that does not end before the file (or the longest record) does.
+    #[error(
+        "column {column}: a quote is never closed; close it, or set data.quote = \"\" if quotes mean nothing here"
+    )]
+    OpenQuote {
+        /// Column name.
+        column: String,
+    },
+    /// Text between the end of a quoted field and the next delimiter.
+    #[error(
+        "column {column}: text after a closing quote; double the quotes inside a quoted field, or set data.quote = \"\" if quotes mean nothing here"
+    )]
+    AfterQuote {
+        /// Column name.
+        column: String,
+    },
+    /// A feature of a libsvm or libffm line that cannot be read.
+    #[error("token {token}: {value} is not {expected}")]
+    BadToken {
+        /// Number of the token in the line, the label being 0.
+        token: usize,
+        /// Its text, escaped and shortened.
+        value: String,
+        /// What fits.
+        expected: String,
+    },
+    /// A value of a columnar file that does not fit its column's kind.
+    #[error("column {column}: {problem}")]
+    Value {
+        /// Column name.
+        column: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// A line longer than any row can be.
     #[error("line longer than {limit} bytes, expected one row a line; is this a text file with line breaks?")]
     TooLong {
         /// The longest line that is read.
         limit: usize,
     },
+}
+
+impl RowProblem {
+    /// The kind of problem, for counting.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            RowProblem::FieldCount { .. } => "another number of fields",
+            RowProblem::EmptyLine { .. } => "empty line",
+            RowProblem::BadNumber { .. } => "not a number",
+            RowProblem::BadLabel { .. } => "not a label",
+            RowProblem::NoLabel { .. } => "no label",
+            RowProblem::MixedLabels { .. } => "labels in some rows only",
+            RowProblem::BadWeight { .. } => "not a weight",
+            RowProblem::BadTime { .. } => "not a time",
+            RowProblem::NotUtf8 { .. } => "not UTF-8",
+            RowProblem::OpenQuote { .. } => "quote never closed",
+            RowProblem::AfterQuote { .. } => "text after a closing quote",
+            RowProblem::BadToken { .. } => "bad feature",
+            RowProblem::Value { .. } => "bad value",
+            RowProblem::TooLong { .. } => "line too long",
+        }
+    }
 }
 
 /// An error of a data file or of a file derived from one.
@@ -103,7 +189,25 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
         /// What a row looks like.
-        expected: &'static str,
+        expected: String,
+    },
+    /// The file's columns are not the schema's, or its format is not what it was said to be.
+    #[error("{}:{line}: {problem}", Shown(.path))]
+    Columns {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: u64,
+        /// What is wrong, what was expected, what to do.
+        problem: String,
+    },
+    /// The file's format cannot be told, or cannot be read.
+    #[error("{}: {problem}", Shown(.path))]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        problem: String,
     },
     /// Every row was bad, and bad rows are skipped.
     #[error("{}: none of {skipped} rows can be used; the first: {first}", Shown(.path))]
@@ -195,6 +299,10 @@ impl DataError {
     }
 }
 
+fn number_words(integer: bool) -> &'static str {
+    if integer { "an integer or an empty field" } else { "a decimal number or an empty field" }
+}
+
 /// A path without control characters, so that an error stays on one line.
 struct Shown<'a>(&'a Path);
 
@@ -223,7 +331,8 @@ mod tests {
     #[test]
     fn errors_stay_on_one_line() {
         let path = PathBuf::from("a\nb\t.tsv");
-        let problem = RowProblem::BadNumber { column: "I3".into(), value: quoted(b"1\n2\x1b[31m") };
+        let problem =
+            RowProblem::BadNumber { column: "I3".into(), value: quoted(b"1\n2\x1b[31m"), integer: true };
         let text = DataError::Row { path, line: 7, problem }.to_string();
         assert_eq!(
             text,

@@ -1,15 +1,17 @@
 //! Batches built on a second thread, a few ahead of whoever uses them.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use super::batch::{Batch, BatchBuilder, GroupLayout};
-use super::criteo::{CriteoReader, ReadOptions, check_columns};
-use super::encoder::FittedEncoder;
+use super::cache::{CacheReader, CacheWriter, Found};
 use super::error::DataError;
-use super::rows::{Dataset, RawRows, SkipReport};
+use super::feed::Files;
+use super::order::permutation_of_block;
+use super::packed::BLOCK_ROWS;
+use super::reader::Reader;
+use super::rows::{Dataset, Rows, SkipReport};
 
 pub use super::order::{LoaderOptions, Order, permutation};
 
@@ -20,6 +22,7 @@ pub struct Loader {
     used: Sender<Batch>,
     thread: Option<JoinHandle<SkipReport>>,
     report: SkipReport,
+    labelled: bool,
 }
 
 impl Loader {
@@ -31,7 +34,8 @@ impl Loader {
         options: LoaderOptions,
     ) -> Result<Loader, DataError> {
         let builder = BatchBuilder::new(options.batch, data.rows.features, data.rows.columns, groups)?;
-        Loader::start(builder, options, move |mut out| {
+        let labelled = data.labelled;
+        Loader::start(builder, options, labelled, move |mut out| {
             let n = data.rows.len();
             let order = match order {
                 Order::Sequential => None,
@@ -51,54 +55,58 @@ impl Loader {
         })
     }
 
-    /// Batches of a Criteo file in file order; a file of any length, never held whole.
-    pub fn criteo_file(
-        path: &Path,
-        encoder: Arc<FittedEncoder>,
+    /// Batches of files of any length, which are never held whole. Shuffled rows are permuted in blocks of
+    /// `files.shuffle` rows; what fits into one block comes in the same order as from memory. The next block is
+    /// read while batches are made of one.
+    pub fn files(
+        files: Arc<Files>,
         groups: Arc<[GroupLayout]>,
-        read: ReadOptions,
+        order: Order,
         options: LoaderOptions,
     ) -> Result<Loader, DataError> {
-        check_columns(&encoder.schema)?;
-        let mut reader = CriteoReader::open(path, read)?;
-        let mut pending = encoder.empty_rows();
-        let builder = BatchBuilder::new(options.batch, pending.features, pending.columns, groups)?;
-        Loader::start(builder, options, move |mut out| {
-            let encode = |raw: RawRows| {
-                let mut rows = encoder.empty_rows();
-                encoder.encode(&raw, &mut rows);
-                rows
-            };
-            let mut skip = options.skip;
-            let mut ended = false;
-            while !ended {
-                match reader.next_chunks(encode) {
-                    Ok(Some(chunks)) => chunks.iter().for_each(|chunk| pending.append(chunk)),
-                    Ok(None) => ended = true,
-                    Err(error) => {
+        let rows = Stream::open(&files)?;
+        let empty = files.encoder.empty_rows();
+        let builder = BatchBuilder::new(options.batch, empty.features, empty.columns, groups)?;
+        let labelled = rows.labelled();
+        Loader::start(builder, options, labelled, move |mut out| {
+            let (blocks, read) = sync_channel::<Block>(0);
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(move || rows.blocks(&files, order, options.batch, &blocks));
+                let mut skip = options.skip;
+                'blocks: for block in &read {
+                    for start in (0..block.whole).step_by(options.batch) {
+                        let range = start..(start + options.batch).min(block.whole);
+                        if skip > 0 {
+                            skip -= 1;
+                            continue;
+                        }
+                        let sent = out.send(|builder| match &block.order {
+                            Some(order) => builder.gather(&block.rows, &order[range]),
+                            None => builder.range(&block.rows, range),
+                        });
+                        if !sent {
+                            break 'blocks;
+                        }
+                    }
+                }
+                // without a receiver the reader's next block is its last
+                drop(read);
+                match reader.join() {
+                    Ok((report, None)) => report,
+                    Ok((report, Some(error))) => {
                         out.fail(error);
-                        break;
+                        report
                     }
+                    Err(panic) => std::panic::resume_unwind(panic),
                 }
-                let mut start = 0;
-                while start < pending.len() && (ended || pending.len() - start >= options.batch) {
-                    let end = (start + options.batch).min(pending.len());
-                    if skip > 0 {
-                        skip -= 1;
-                    } else if !out.send(|builder| builder.range(&pending, start..end)) {
-                        return reader.skipped().clone();
-                    }
-                    start = end;
-                }
-                pending.crop(start..pending.len());
-            }
-            reader.skipped().clone()
+            })
         })
     }
 
     fn start(
         builder: BatchBuilder,
         options: LoaderOptions,
+        labelled: bool,
         work: impl FnOnce(Outlet) -> SkipReport + Send + 'static,
     ) -> Result<Loader, DataError> {
         let (batch_sender, batches) = sync_channel(options.prefetch.max(1));
@@ -107,7 +115,18 @@ impl Loader {
         let thread = std::thread::Builder::new().name("birkhoff-loader".into());
         let thread = thread.spawn(move || work(outlet));
         let thread = thread.map_err(|e| DataError::Loader { problem: e.to_string() })?;
-        Ok(Loader { batches: Some(batches), used, thread: Some(thread), report: SkipReport::default() })
+        Ok(Loader {
+            batches: Some(batches),
+            used,
+            thread: Some(thread),
+            report: SkipReport::default(),
+            labelled,
+        })
+    }
+
+    /// Whether the rows have labels.
+    pub fn labelled(&self) -> bool {
+        self.labelled
     }
 
     /// Gives a used batch's memory back, so that no step after the first few allocates.
@@ -153,6 +172,135 @@ impl Drop for Loader {
         // Without a receiver the thread's next send fails, and it ends.
         self.batches = None;
         let _ = self.join();
+    }
+}
+
+/// Rows to make batches of.
+struct Block {
+    rows: Rows,
+    /// In which order; the order of the rows without one.
+    order: Option<Vec<u32>>,
+    /// Rows that batches are made of; what follows comes with the next block.
+    whole: usize,
+}
+
+/// Encoded rows of files, from a cache where they are kept.
+struct Stream {
+    input: Input,
+    /// The pass fills a cache.
+    writer: Option<CacheWriter>,
+    /// Rows for its next block.
+    block: Rows,
+    count: u64,
+}
+
+enum Input {
+    Cached(CacheReader),
+    Parsed(Box<Reader>),
+}
+
+impl Stream {
+    fn open(files: &Files) -> Result<Stream, DataError> {
+        let cached = files.cache.as_ref().map(|c| c.read()).transpose()?.flatten();
+        let (input, writer) = match cached {
+            Some(reader) => (Input::Cached(reader), None),
+            None => {
+                let reader = files.source.open(&files.encoder.schema)?;
+                (Input::Parsed(reader.into()), files.cache.as_ref().map(|c| c.write()))
+            }
+        };
+        Ok(Stream { input, writer, block: files.encoder.empty_rows(), count: 0 })
+    }
+
+    fn labelled(&self) -> bool {
+        match &self.input {
+            Input::Cached(reader) => reader.found.labelled,
+            Input::Parsed(reader) => reader.labelled(),
+        }
+    }
+
+    fn report(&self) -> SkipReport {
+        match &self.input {
+            Input::Cached(reader) => reader.found.report(),
+            Input::Parsed(reader) => reader.skipped().clone(),
+        }
+    }
+
+    /// Sends all rows, block by block, until nobody wants more. An error ends them.
+    fn blocks(
+        mut self,
+        files: &Files,
+        order: Order,
+        batch: usize,
+        out: &SyncSender<Block>,
+    ) -> (SkipReport, Option<DataError>) {
+        let most = match order {
+            Order::Sequential => batch,
+            Order::Shuffled { .. } => files.shuffle.max(batch),
+        };
+        let mut pending = files.encoder.empty_rows();
+        let (mut number, mut ended, mut error) = (0, false, None);
+        loop {
+            // More than a block, or the end: a block is the last one only if nothing follows it.
+            while !ended && pending.len() <= most {
+                match self.more(files, &mut pending) {
+                    Ok(more) => ended = !more,
+                    // the rows before the bad one are whole
+                    Err(e) => (ended, error) = (true, Some(e)),
+                }
+            }
+            // A shuffled block has `most` rows, however the file was read.
+            let (n, order) = match order {
+                Order::Sequential => (pending.len(), None),
+                Order::Shuffled { seed, epoch } => {
+                    let n = pending.len().min(most);
+                    (n, Some(permutation_of_block(n as u32, seed, epoch, number)))
+                }
+            };
+            number += 1;
+            let last = ended && n == pending.len();
+            let whole = if last { n } else { n - n % batch };
+            // What is left of a block goes in front of the next.
+            let rest = match &order {
+                None => pending.select(whole..pending.len()),
+                Some(order) => {
+                    let left = order[whole..].iter().map(|&i| i as usize);
+                    pending.select(left.chain(n..pending.len()))
+                }
+            };
+            let rows = std::mem::replace(&mut pending, rest);
+            if out.send(Block { rows, order, whole }).is_err() || last {
+                return (self.report(), error);
+            }
+        }
+    }
+
+    /// Appends more rows; `false` at the end.
+    fn more(&mut self, files: &Files, rows: &mut Rows) -> Result<bool, DataError> {
+        let reader = match &mut self.input {
+            Input::Cached(reader) => return reader.next(rows),
+            Input::Parsed(reader) => reader,
+        };
+        let before = rows.len();
+        let more = reader.encode_more(&files.encoder, rows)?;
+        self.count += (rows.len() - before) as u64;
+        let Some(writer) = &mut self.writer else { return Ok(more) };
+        self.block.append(&rows.select(before..rows.len()));
+        if self.block.len() >= BLOCK_ROWS || !more {
+            writer.push(&self.block);
+            self.block = files.encoder.empty_rows();
+        }
+        if !more && let Some(writer) = self.writer.take() {
+            let skipped = reader.skipped();
+            writer.finish(Found {
+                rows: self.count,
+                labelled: reader.labelled(),
+                skipped: skipped.skipped,
+                first: skipped.first.clone(),
+                cut: skipped.cut,
+            });
+        }
+        Ok(more)
     }
 }
 

@@ -1,5 +1,9 @@
 use super::*;
-use crate::data::criteo::{self, Labels, RowPolicy};
+use crate::data::cache::Cache;
+use crate::data::criteo;
+use crate::data::feed::Files;
+use crate::data::input::Place;
+use crate::data::reader::{Labels, ReadOptions, RowPolicy, Source};
 use crate::data::rows::Rows;
 use crate::data::schema::{Encoding, Schema, Transform};
 use proptest::prelude::*;
@@ -101,39 +105,121 @@ fn dropping_early_stops_the_thread() {
 #[test]
 fn a_panic_on_the_thread_becomes_an_error() {
     let builder = BatchBuilder::new(1, 1, 2, groups()).unwrap();
-    let mut loader = Loader::start(builder, LoaderOptions::new(1), |_| panic!("two\nlines")).unwrap();
+    let mut loader = Loader::start(builder, LoaderOptions::new(1), true, |_| panic!("two\nlines")).unwrap();
     let text = loader.next().unwrap().unwrap_err().to_string();
     assert!(text.contains("two\\nlines") && loader.next().is_none(), "{text}");
 }
 
+/// A file of `n` rows whose number `bad`, from 0, cannot be read; an encoder for it; all its columns in one table.
+struct Log {
+    _dir: tempfile::TempDir,
+    path: std::path::PathBuf,
+    encoder: Arc<crate::data::FittedEncoder>,
+    groups: Arc<[GroupLayout]>,
+}
+
+impl Log {
+    fn new(n: usize, bad: usize) -> Log {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.tsv");
+        let line =
+            |i: usize| format!("{}{}{}\n", i % 2, format!("\t{i}").repeat(13), format!("\tv{i}").repeat(26));
+        let text: String = (0..n).map(|i| if i == bad { "bad\n".into() } else { line(i) }).collect();
+        std::fs::write(&path, text).unwrap();
+        let schema = Schema::criteo(Transform::Log, true, Encoding::Hash { buckets: 50 });
+        let encoder = Arc::new(criteo::fit(&path, &schema, RowPolicy::Skip).unwrap().0);
+        let groups = [GroupLayout::pack((0..26).collect(), &encoder.table_rows()).unwrap()].into();
+        Log { _dir: dir, path, encoder, groups }
+    }
+
+    fn files(&self, policy: RowPolicy, shuffle: usize, cache: Option<Cache>) -> Arc<Files> {
+        let read = ReadOptions { policy, labels: Labels::Required };
+        let source = Source::criteo(Place::File(self.path.clone()), read);
+        Arc::new(Files { shuffle, cache, ..Files::new(source, self.encoder.clone()) })
+    }
+
+    fn stream(&self, files: &Arc<Files>, order: Order, options: LoaderOptions) -> Loader {
+        Loader::files(files.clone(), self.groups.clone(), order, options).unwrap()
+    }
+
+    fn loaded(&self) -> Arc<Dataset> {
+        let read = ReadOptions { policy: RowPolicy::Skip, labels: Labels::Required };
+        Arc::new(criteo::load(&self.path, &self.encoder, read).unwrap())
+    }
+}
+
 #[test]
 fn a_streamed_file_equals_the_loaded_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("x.tsv");
-    let line =
-        |i: usize| format!("{}{}{}\n", i % 2, format!("\t{i}").repeat(13), format!("\tv{i}").repeat(26));
-    let text: String = (0..20_000).map(|i| if i == 17_000 { "bad\n".into() } else { line(i) }).collect();
-    std::fs::write(&path, text).unwrap();
-    let schema = Schema::criteo(Transform::Log, true, Encoding::Hash { buckets: 50 });
-    let (encoder, _) = criteo::fit(&path, &schema, RowPolicy::Skip).unwrap();
-    let encoder = Arc::new(encoder);
-    let groups: Arc<[GroupLayout]> =
-        [GroupLayout::pack((0..26).collect(), &encoder.table_rows()).unwrap()].into();
-    let read = ReadOptions { policy: RowPolicy::Skip, labels: Labels::Required };
-    let data = Arc::new(criteo::load(&path, &encoder, read).unwrap());
+    let log = Log::new(20_000, 17_000);
     let options = LoaderOptions::new(768);
-    let stream = |read| Loader::criteo_file(&path, Arc::clone(&encoder), Arc::clone(&groups), read, options);
-    let mut streamed = stream(read).unwrap();
-    let mut loaded = Loader::dataset(data, Arc::clone(&groups), Order::Sequential, options).unwrap();
-    let mut batches = 0;
-    for batch in streamed.by_ref() {
-        assert_eq!(batch.unwrap(), loaded.next().unwrap().unwrap());
-        batches += 1;
+    let files = log.files(RowPolicy::Skip, 1 << 20, None);
+    for order in [Order::Sequential, Order::Shuffled { seed: 3, epoch: 1 }] {
+        let mut streamed = log.stream(&files, order, options);
+        let mut loaded = Loader::dataset(log.loaded(), log.groups.clone(), order, options).unwrap();
+        let mut batches = 0;
+        for batch in streamed.by_ref() {
+            assert_eq!(batch.unwrap(), loaded.next().unwrap().unwrap());
+            batches += 1;
+        }
+        assert!(loaded.next().is_none());
+        assert_eq!((batches, streamed.skipped().skipped), (19_999usize.div_ceil(768), 1));
     }
-    assert!(loaded.next().is_none());
-    assert_eq!((batches, streamed.skipped().skipped), (19_999usize.div_ceil(768), 1));
     // The same bad row as an error: it comes last, names its line, and ends the stream.
-    let mut strict = stream(ReadOptions::default()).unwrap();
+    let mut strict = log.stream(&log.files(RowPolicy::Error, 9, None), Order::Sequential, options);
     let error = strict.find_map(Result::err).unwrap().to_string();
     assert!(error.contains("x.tsv:17001: 1 fields") && strict.next().is_none(), "{error}");
+}
+
+#[test]
+fn a_bounded_shuffle_has_every_row_once_and_cached_rows_come_alike() {
+    let log = Log::new(20_000, 5);
+    let order = Order::Shuffled { seed: 7, epoch: 2 };
+    let rows = |cache: Option<Cache>, skip: usize| {
+        let options = LoaderOptions { skip, ..LoaderOptions::new(300) };
+        let loader = log.stream(&log.files(RowPolicy::Skip, 4_096, cache), order, options);
+        loader.map(|b| b.unwrap()).collect::<Vec<_>>()
+    };
+    let plain = rows(None, 0);
+    // every batch but the last is full, and every row comes once
+    assert!(plain[..plain.len() - 1].iter().all(|b| b.rows == 300));
+    let mut first: Vec<u32> =
+        plain.iter().flat_map(|b| b.numeric.iter().step_by(26).take(b.rows).map(|v| v.to_bits())).collect();
+    let in_order = first.is_sorted();
+    first.sort_unstable();
+    let data = log.loaded();
+    let mut want: Vec<u32> = data.rows.numeric.iter().step_by(26).map(|v| v.to_bits()).collect();
+    want.sort_unstable();
+    assert!(first == want && !in_order);
+    // a run that goes on in the middle
+    assert_eq!(rows(None, 7), plain[7..]);
+    let dir = tempfile::tempdir().unwrap();
+    let files = log.files(RowPolicy::Skip, 4_096, None);
+    let folder = || Cache::folder(dir.path(), &files.source, &log.encoder).unwrap();
+    for cache in [Cache::memory(), folder()] {
+        assert!(cache.read().unwrap().is_none());
+        assert_eq!(rows(Some(cache.clone()), 0), plain, "the pass that fills it");
+        let found = cache.read().unwrap().expect("filled").found;
+        assert_eq!((found.rows, found.skipped, found.labelled), (19_999, 1, true));
+        assert_eq!(rows(Some(cache.clone()), 0), plain, "the pass that reads it");
+    }
+    // a pass that is not whole leaves nothing
+    let half = Cache::memory();
+    drop(
+        log.stream(&log.files(RowPolicy::Skip, 64, Some(half.clone())), order, LoaderOptions::new(10)).next(),
+    );
+    assert!(half.read().unwrap().is_none());
+    // another file, another key
+    let Cache::File(before) = folder() else { panic!() };
+    std::fs::write(&log.path, std::fs::read_to_string(&log.path).unwrap() + "bad\n").unwrap();
+    let Cache::File(after) = folder() else { panic!() };
+    assert_ne!(before, after);
+    // a damaged cache is named, not read
+    let mut bytes = std::fs::read(&before).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&before, bytes).unwrap();
+    let cache = Cache::File(before);
+    let files = log.files(RowPolicy::Skip, 4_096, Some(cache));
+    let error = log.stream(&files, order, LoaderOptions::new(300)).find_map(Result::err).unwrap().to_string();
+    assert!(error.contains("the cache is damaged; delete this file"), "{error}");
 }

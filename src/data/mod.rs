@@ -2,9 +2,18 @@
 
 pub mod batch;
 pub mod blocks;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod cache;
+#[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
+mod columnar;
 pub mod criteo;
+mod delimited;
 pub mod encoder;
 pub mod error;
+pub mod feed;
+pub mod format;
+pub mod input;
+pub mod label;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod loader;
 #[cfg(target_arch = "wasm32")]
@@ -12,9 +21,15 @@ pub mod loader;
 pub mod loader;
 pub mod metrics;
 pub mod order;
+pub mod packed;
+mod plan;
 pub mod planted;
+pub mod reader;
 pub mod rows;
 pub mod schema;
+pub mod sparse;
+pub mod split;
+pub mod survey;
 pub mod synth;
 pub mod vocab;
 

@@ -17,6 +17,9 @@ pub enum Order {
     },
 }
 
+/// Rows that are shuffled together where a file is not held in memory.
+pub const SHUFFLE_ROWS: usize = 1 << 18;
+
 /// How a loader works.
 #[derive(Clone, Copy, Debug)]
 pub struct LoaderOptions {
@@ -37,9 +40,16 @@ impl LoaderOptions {
 
 /// The rows 0..n in the order of a seed and an epoch: the same on every machine.
 pub fn permutation(n: u32, seed: u64, epoch: u64) -> Vec<u32> {
+    permutation_of_block(n, seed, epoch, 0)
+}
+
+/// As [`permutation`], for a block of rows of a stream; that of the first block is the whole stream's, if it is long
+/// enough.
+pub fn permutation_of_block(n: u32, seed: u64, epoch: u64, block: u64) -> Vec<u32> {
     let mut key = *b"________________birkhoff shuffle";
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&epoch.to_le_bytes());
+    key[16..24].iter_mut().zip(block.to_le_bytes()).for_each(|(k, b)| *k ^= b);
     let mut rng = ChaCha8Rng::from_seed(key);
     let mut order: Vec<u32> = (0..n).collect();
     for last in (1..n).rev() {

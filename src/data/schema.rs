@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
+use super::label::LabelRule;
 use super::vocab::FIRST_VALUE;
 
 /// How a numeric value is transformed; a missing value is 0 after it (math.md, section 1).
@@ -55,6 +56,9 @@ impl Transform {
 pub struct NumericColumn {
     /// Name, as errors give it.
     pub name: String,
+    /// Column of the file, where its name is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
     /// How its values are transformed.
     pub transform: Transform,
     /// Whether a 0/1 "is missing" feature follows the transformed columns.
@@ -86,24 +90,97 @@ fn one_count() -> u64 {
     1
 }
 
-/// One categorical column.
+/// How the embedding rows of a list become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    #[default]
+    Mean,
+}
+
+/// What makes a categorical column multi-valued.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListOptions {
+    /// Between the values of a cell of text; of no meaning where cells are lists already (Parquet, Arrow).
+    pub separator: char,
+    /// How their rows become one; an empty list pools to zeros.
+    #[serde(default)]
+    pub pooling: Pooling,
+    /// Values of a cell that count, the first ones; 0 before fitting: the longest cell of the training rows.
+    #[serde(default)]
+    pub max_length: u32,
+}
+
+/// One categorical column: one slot of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CategoricalColumn {
     /// Name, as errors give it and as the hash sees it.
     pub name: String,
+    /// Column of the file, where its name is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
     /// How its values become ids.
     pub encoding: Encoding,
+    /// Present where a cell holds several values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list: Option<ListOptions>,
+    /// The column whose embedding table (and ids) it uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<String>,
+    /// Width of its embedding rows where it is not the model's; a learned map brings them to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub width: Option<u32>,
 }
 
-/// The columns of a data set, in file order.
+impl CategoricalColumn {
+    /// A single-valued column with a table of its own.
+    pub fn single(name: impl Into<String>, encoding: Encoding) -> CategoricalColumn {
+        CategoricalColumn { name: name.into(), from: None, encoding, list: None, share: None, width: None }
+    }
+}
+
+/// The label column.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LabelColumn {
+    /// Its name.
+    pub name: String,
+    /// Which values are positive; without it the file has 0 and 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub positive: Option<LabelRule>,
+}
+
+impl Default for LabelColumn {
+    fn default() -> LabelColumn {
+        LabelColumn { name: "label".into(), positive: None }
+    }
+}
+
+/// The columns of a data set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schema {
     /// Numeric columns.
     pub numeric: Vec<NumericColumn>,
-    /// Categorical columns.
+    /// Categorical columns, single- and multi-valued, in the order of the model's slots.
     pub categorical: Vec<CategoricalColumn>,
+    /// The label.
+    #[serde(default)]
+    pub label: LabelColumn,
+    /// Column of row weights, positive numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<String>,
+    /// Column of the groups (users, sessions) that grouped metrics compare rows within.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Names of the columns of a file without a header, in its order; what no column above names is ignored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub file: Vec<String>,
 }
 
 /// Integer columns of a Criteo row.
@@ -114,19 +191,50 @@ pub const CRITEO_CATEGORICAL: usize = 26;
 impl Schema {
     /// Criteo's I1..I13 and C1..C26, each kind with one treatment.
     pub fn criteo(transform: Transform, indicator: bool, encoding: Encoding) -> Schema {
-        Schema {
-            numeric: (1..=CRITEO_NUMERIC)
-                .map(|i| NumericColumn { name: format!("I{i}"), transform, indicator })
-                .collect(),
-            categorical: (1..=CRITEO_CATEGORICAL)
-                .map(|i| CategoricalColumn { name: format!("C{i}"), encoding })
-                .collect(),
-        }
+        let numeric: Vec<NumericColumn> = (1..=CRITEO_NUMERIC)
+            .map(|i| NumericColumn { name: format!("I{i}"), from: None, transform, indicator })
+            .collect();
+        let categorical: Vec<CategoricalColumn> =
+            (1..=CRITEO_CATEGORICAL).map(|i| CategoricalColumn::single(format!("C{i}"), encoding)).collect();
+        let names = numeric.iter().map(|c| &c.name).chain(categorical.iter().map(|c| &c.name));
+        let file = std::iter::once("label".to_string()).chain(names.cloned()).collect();
+        Schema { numeric, categorical, file, ..Schema::default() }
     }
 
     /// Numeric features of a row: the transformed columns, then the indicators.
     pub fn features(&self) -> usize {
         self.numeric.len() + self.numeric.iter().filter(|c| c.indicator).count()
+    }
+
+    /// Single-valued categorical columns.
+    pub fn singles(&self) -> usize {
+        self.categorical.iter().filter(|c| c.list.is_none()).count()
+    }
+
+    /// Multi-valued categorical columns.
+    pub fn lists(&self) -> usize {
+        self.categorical.len() - self.singles()
+    }
+
+    /// For each categorical column the column that owns its table: itself, or the one that it shares.
+    pub fn owners(&self) -> Vec<usize> {
+        let find = |name: &str| self.categorical.iter().position(|c| c.name == name);
+        let owner = |(j, c): (usize, &CategoricalColumn)| c.share.as_deref().and_then(find).unwrap_or(j);
+        self.categorical.iter().enumerate().map(owner).collect()
+    }
+
+    /// Columns of the file that rows need besides the label, each once.
+    pub fn needed(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = vec![];
+        let numeric = self.numeric.iter().map(|c| c.from.as_deref().unwrap_or(&c.name));
+        let categorical = self.categorical.iter().map(|c| c.from.as_deref().unwrap_or(&c.name));
+        let others = self.weight.as_deref().into_iter().chain(self.group.as_deref());
+        for name in numeric.chain(categorical).chain(others) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// The features of a row in output order; NaN stands for missing.
@@ -144,7 +252,7 @@ impl Schema {
         };
         let mut seen = HashSet::new();
         let names = self.numeric.iter().map(|c| &c.name).chain(self.categorical.iter().map(|c| &c.name));
-        for name in names {
+        for name in names.chain([&self.label.name]) {
             if name.is_empty() || name.chars().any(char::is_control) {
                 return fail(
                     name,
@@ -152,8 +260,17 @@ impl Schema {
                 );
             }
             if !seen.insert(name) {
-                return fail(name, "two columns have this name; rename one".into());
+                return fail(
+                    name,
+                    "two columns have this name; rename one (`from` names its file column)".into(),
+                );
             }
+        }
+        if self.numeric.is_empty() && self.categorical.is_empty() {
+            return fail(
+                &self.label.name,
+                "there is no numeric, categorical or list column to learn from".into(),
+            );
         }
         for c in &self.numeric {
             if let Transform::Standardize { mean, std } = c.transform
@@ -171,6 +288,40 @@ impl Schema {
                     return fail(&c.name, format!("{buckets} hash buckets, expected 1 to 4294967291"));
                 }
                 _ => {}
+            }
+            if let Some(0 | 8193..) = c.width {
+                return fail(&c.name, "its width must be 1 to 8192".into());
+            }
+            if let Some(name) = &c.share {
+                let Some(owner) = self.categorical.iter().find(|o| o.name == *name) else {
+                    return fail(
+                        &c.name,
+                        format!("it shares the table of {name:?}, which is no categorical column"),
+                    );
+                };
+                if owner.share.is_some() || owner.name == c.name {
+                    return fail(
+                        &c.name,
+                        format!("{name:?} shares a table itself; name the column that owns it"),
+                    );
+                }
+                if owner.width != c.width {
+                    return fail(&c.name, format!("it shares the table of {name:?} but has another width"));
+                }
+            }
+        }
+        for (owner, c) in self.owners().iter().zip(&self.categorical) {
+            let first =
+                self.categorical.iter().zip(self.owners()).find(|(o, w)| w == owner && o.list.is_some());
+            let pooling = |c: &CategoricalColumn| c.list.as_ref().map(|l| l.pooling);
+            if let Some((first, _)) = first
+                && c.list.is_some()
+                && pooling(first) != pooling(c)
+            {
+                return fail(
+                    &c.name,
+                    format!("lists that share a table pool alike; {} pools otherwise", first.name),
+                );
             }
         }
         Ok(())
@@ -203,6 +354,13 @@ impl Schema {
             if a.encoding != b.encoding {
                 return Some(format!("column {} has another encoding", a.name));
             }
+            let pooling = |c: &CategoricalColumn| c.list.as_ref().map(|l| l.pooling);
+            if pooling(a) != pooling(b) || a.share != b.share || a.width != b.width {
+                return Some(format!("column {} has another pooling, width or table", a.name));
+            }
+        }
+        if self.label.positive != other.label.positive {
+            return Some(format!("label {} has another rule for what is positive", self.label.name));
         }
         None
     }

@@ -8,13 +8,25 @@ use crate::graph::{Graph, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
 use crate::ops::expr::{Bin, Expr, Un};
 
-/// One packed embedding table: neighbouring categorical columns, in schema order.
-#[derive(Clone, Debug, PartialEq)]
+/// One packed embedding table: neighbouring categorical columns, in schema order, or a table that is looked up by
+/// bags of ids.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EmbeddingSpec {
-    /// Column names and their numbers of rows.
+    /// Column names and their numbers of rows; of a pooled table the column that owns it.
     pub columns: Vec<(String, usize)>,
-    /// A multi-valued column (alone in its table).
+    /// A table looked up by bags: a multi-valued column, or several columns of one table.
     pub pooled: Option<Pooled>,
+    /// Width of its rows where it is not the model's; a learned matrix `[width, d]` brings them to it.
+    pub width: Option<usize>,
+    /// The categorical slot of each of its outputs; empty: the next ones in order.
+    pub slots: Vec<usize>,
+}
+
+impl EmbeddingSpec {
+    /// Slots that it fills.
+    pub fn outputs(&self) -> usize {
+        self.pooled.map_or(self.columns.len(), |p| p.bags)
+    }
 }
 
 /// How a multi-valued column is pooled.
@@ -24,6 +36,8 @@ pub struct Pooled {
     pub capacity: usize,
     /// Mean instead of sum.
     pub mean: bool,
+    /// Bags of an example: the slots that it fills.
+    pub bags: usize,
 }
 
 /// What the data offers to the model.
@@ -36,10 +50,19 @@ pub struct FeatureSpec {
 }
 
 impl FeatureSpec {
+    /// The same where the capacities of pooled tables are of one example: for batches of `batch` examples.
+    pub fn for_batch(&self, batch: usize) -> FeatureSpec {
+        let mut features = self.clone();
+        for pooled in features.tables.iter_mut().filter_map(|t| t.pooled.as_mut()) {
+            pooled.capacity *= batch;
+        }
+        features
+    }
+
     /// Input slots m.
     pub fn slots(&self, cfg: &ModelConfig) -> usize {
         let dense = if self.numeric > 0 { cfg.features.dense_slots } else { 0 };
-        dense + self.tables.iter().map(|t| t.columns.len()).sum::<usize>()
+        dense + self.tables.iter().map(EmbeddingSpec::outputs).sum::<usize>()
     }
 }
 
@@ -77,7 +100,7 @@ pub struct Model {
 pub struct TableInputs {
     /// Packed table rows, `[B, columns]` or `[capacity]`.
     pub ids: String,
-    /// Bag bounds of a pooled table, `[B + 1]`.
+    /// Bag bounds of a pooled table, `[B·bags + 1]`.
     pub offsets: String,
     /// See `ops::embedding::SparseInputs`; in training graphs only.
     pub order: String,
@@ -208,30 +231,54 @@ fn x0(
         let y = b.scoped("numeric", |b| b.mlp(x, &widths, false));
         slots.push(y.reshaped([batch, cfg.features.dense_slots, d]));
     }
+    // (slot, its place among the outputs of a table)
+    let mut order: Vec<(usize, Tensor, usize)> = vec![];
     for (i, t) in features.tables.iter().enumerate() {
         let rows: usize = t.columns.iter().map(|c| c.1).sum();
         let kind = Kind::Embedding(t.columns.clone());
-        let table = b.param(&format!("embeddings.{i}"), &[rows, d], Init::Normal(std), kind);
+        let width = t.width.unwrap_or(d);
+        let table = b.param(&format!("embeddings.{i}"), &[rows, width], Init::Normal(std), kind);
         let names = table_inputs(i);
         let n = t.pooled.map_or(batch * t.columns.len(), |p| p.capacity);
+        let outputs = t.outputs();
         let index = sparse.as_mut().map(|all| {
             let s = SparseInputs::new(b.g, &format!("table{i}"), n, t.pooled.is_some());
             all.push(s);
             s
         });
-        let y = b.scoped("embeddings", |b| match t.pooled {
+        let mut y = b.scoped("embeddings", |b| match t.pooled {
             None => {
                 let ids = b.g.input_ids(&names.ids, [batch, t.columns.len()]);
                 b.g.gather(table, ids, index.as_ref())
             }
             Some(p) => {
                 let ids = b.g.input_ids(&names.ids, [n]);
-                let offsets = b.g.input_ids(&names.offsets, [batch + 1]);
+                let offsets = b.g.input_ids(&names.offsets, [batch * p.bags + 1]);
                 let pool = if p.mean { Pool::Mean } else { Pool::Sum };
-                b.g.pooled_gather(table, ids, offsets, None, pool, index.as_ref()).reshaped([batch, 1, d])
+                let y = b.g.pooled_gather(table, ids, offsets, None, pool, index.as_ref());
+                y.reshaped([batch, outputs, width])
             }
         });
+        if t.width.is_some_and(|w| w != d) {
+            y = b.scoped("projections", |b| {
+                let w = b.weight(&t.columns[0].0, &[width, d], Init::glorot(width, d));
+                let flat = b.g.matmul(y.reshaped([batch * outputs, width]), w);
+                flat.reshaped([batch, outputs, d])
+            });
+        }
+        for k in 0..outputs {
+            order.push((t.slots.get(k).copied().unwrap_or(order.len()), y, k));
+        }
         slots.push(y);
     }
-    if slots.len() == 1 { slots[0] } else { b.g.concat(&slots, 1) }
+    if order.is_sorted_by_key(|o| o.0) {
+        return if slots.len() == 1 { slots[0] } else { b.g.concat(&slots, 1) };
+    }
+    // Tables that several columns share fill slots that are no neighbours.
+    order.sort_by_key(|o| o.0);
+    slots.truncate(usize::from(features.numeric > 0));
+    for (_, y, k) in order {
+        slots.push(if y.dim(1) == 1 { y } else { b.g.slice(y, 1, k, 1) });
+    }
+    b.g.concat(&slots, 1)
 }

@@ -22,8 +22,8 @@ mod words;
 pub use plan::{LayerPlan, ModulePlan};
 pub(crate) use words::Named;
 pub use words::{
-    Coefficient, Collapse, CrossForm, EmbeddingOptimizer, Encoding, Ensemble, Format, Kind, Norm, Numeric,
-    ResidualMode, Schedule,
+    Coefficient, Collapse, ColumnKind, CrossForm, EmbeddingOptimizer, Encoding, Ensemble, Format, Header,
+    Kind, Norm, Numeric, Pooling, ResidualMode, Schedule,
 };
 
 /// The largest configuration file that is read, in bytes; anything larger is surely something else.
@@ -265,23 +265,100 @@ pub struct HeadConfig {
     pub hidden: Vec<usize>,
 }
 
-/// `[data]`: how rows become numbers.
+/// `[data]`: what the files are and how their rows become numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DataConfig {
-    /// Default "criteo".
+    /// Default "auto".
     pub format: Format,
-    /// Default "vocabulary".
-    pub encoding: Encoding,
+    /// Between the fields of text, one character; empty: told from the content. Default "".
+    pub delimiter: String,
+    /// Around fields of text, one character; "" = quotes mean nothing, "auto" = `"`, but in tab-separated text
+    /// nothing. Default "auto".
+    pub quote: String,
+    /// Whether files have a header: "auto", "yes", "no". Default "auto": a file whose first row has the columns'
+    /// names has one.
+    pub header: Header,
+    /// Lines that start with it are left out; "" = none. Default "".
+    pub comment: String,
+    /// Texts that mean "missing", besides the empty field. Default none.
+    pub na: Vec<String>,
+    /// Character set of text files, such as "latin1". Default "utf-8".
+    pub encoding: String,
+    /// How categorical columns that say nothing else become ids. Default "vocabulary".
+    pub ids: Encoding,
     /// Rows in which a value must occur to enter the vocabulary. Default 2.
     pub min_count: usize,
     /// Most values that a column's vocabulary keeps, the most frequent first; 0 = no limit. Default 0.
     pub max_size: usize,
     /// Buckets of each column for "hash". Default 100000.
     pub buckets: usize,
-    /// Default "log".
+    /// Transform of numeric columns that say nothing else. Default "log".
     pub numeric: Numeric,
-    /// A further 0/1 column for each numeric column: was it missing. Default true.
+    /// A further 0/1 column for each numeric column that says nothing else: was it missing. Default true.
     pub indicators: bool,
+    /// Rows of a file that are shuffled together, as no file is held whole. Default 262144.
+    pub shuffle_rows: usize,
+    /// The columns, in the order of a file without a header; empty: those of Criteo.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<ColumnConfig>,
+}
+
+/// `[[data.columns]]`: one column; what is absent comes from `[data]`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ColumnConfig {
+    /// Its name; that of the file's column, unless `from` says another.
+    pub name: String,
+    /// Column of the file, for a second use of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// What it is.
+    pub kind: ColumnKind,
+    /// Label: which values are positive, such as ">= 4"; absent: 0 and 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub positive: Option<String>,
+    /// Numeric.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transform: Option<Numeric>,
+    /// Numeric: a further 0/1 column, was it missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub indicator: Option<bool>,
+    /// Categorical and list: ids from the training rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<VocabularyConfig>,
+    /// Categorical and list: hashed ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hash: Option<HashConfig>,
+    /// Categorical and list: the column whose table it uses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<String>,
+    /// Categorical and list: width of its embeddings, projected to the model's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// List: between its values, one character. Default "|".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub separator: Option<String>,
+    /// List. Default "mean".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Pooling>,
+    /// List: values of a cell that count, the first ones; 0 = as many as the longest training row has. Default 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_length: Option<usize>,
+}
+
+/// `vocabulary = {…}` of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct VocabularyConfig {
+    /// Rows in which a value must occur.
+    pub min_count: usize,
+    /// Most values kept; 0 = no limit.
+    pub max_size: usize,
+}
+
+/// `hash = {…}` of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct HashConfig {
+    /// Buckets.
+    pub buckets: usize,
 }
 
 /// `[train]`.
@@ -369,13 +446,21 @@ impl Default for ResidualConfig {
 impl Default for DataConfig {
     fn default() -> Self {
         Self {
-            format: Format::Criteo,
-            encoding: Encoding::Vocabulary,
+            format: Format::Auto,
+            delimiter: String::new(),
+            quote: "auto".into(),
+            header: Header::Auto,
+            comment: String::new(),
+            na: Vec::new(),
+            encoding: "utf-8".into(),
+            ids: Encoding::Vocabulary,
             min_count: 2,
             max_size: 0,
             buckets: 100_000,
             numeric: Numeric::Log,
             indicators: true,
+            shuffle_rows: crate::data::order::SHUFFLE_ROWS,
+            columns: Vec::new(),
         }
     }
 }

@@ -115,7 +115,7 @@ mod tests {
     fn a_card_accounts_for_every_parameter_and_flop() {
         let cfg = Config::load(None, &["train.batch=8".into(), "model.layers=3".into()]).unwrap();
         let columns = (1..=4).map(|c| (format!("C{c}"), 10)).collect();
-        let f = FeatureSpec { numeric: 5, tables: vec![EmbeddingSpec { columns, pooled: None }] };
+        let f = FeatureSpec { numeric: 5, tables: vec![EmbeddingSpec { columns, ..Default::default() }] };
         let step = training_step(model(&cfg.model, &f, 8, true, 0.01, 0.0).unwrap(), &cfg.train);
         let card = model_card(&cfg.model, &step, 8);
         let names: Vec<&str> = card.parts.iter().map(|p| p.name.as_str()).collect();

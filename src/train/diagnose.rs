@@ -3,8 +3,9 @@
 
 use super::infer::{Inputs, run_with_pauses, upload};
 use super::trainer::Report;
-use crate::data::batch::{Batch, BatchBuilder};
-use crate::data::rows::Dataset;
+use crate::data::batch::Batch;
+use crate::data::feed::Feed;
+use crate::data::loader::{LoaderOptions, Order};
 use crate::diagnose::measure::{self, LayerRes};
 use crate::diagnose::{LayerSnapshot, LayerStats, ModuleSnapshot, ModuleStats, Record, Snapshot};
 use crate::graph::exec::{Device, Program, State};
@@ -62,17 +63,23 @@ impl Diagnoser {
         inputs: &Inputs,
         device: &Device,
         state: &State,
-        valid: &Dataset,
+        valid: &Feed,
         total_steps: u64,
     ) -> anyhow::Result<Option<Self>> {
         let t = &cfg.train;
-        let rows = t.diagnose_rows.min(valid.rows.len());
-        if t.diagnose_every == 0 || rows == 0 {
+        if t.diagnose_every == 0 {
             return Ok(None);
         }
-        let groups = inputs.groups.clone();
-        let batch = BatchBuilder::new(rows, valid.rows.features, valid.rows.columns, groups)?
-            .range(&valid.rows, 0..rows);
+        let first = |rows: usize| {
+            let options = LoaderOptions { prefetch: 1, ..LoaderOptions::new(rows) };
+            valid.loader(inputs.groups.clone(), Order::Sequential, options)?.next().transpose()
+        };
+        let Some(mut batch) = first(t.diagnose_rows)? else { return Ok(None) };
+        if batch.rows < t.diagnose_rows {
+            // padding would count as rows
+            batch = first(batch.rows)?.unwrap_or(batch);
+        }
+        let rows = batch.rows;
         let mut m = inputs.model(cfg, rows, false)?;
         let mode = cfg.model.residual.mode;
         let streams = if mode == ResidualMode::Shortcut { 1 } else { cfg.model.residual.streams };

@@ -1,35 +1,18 @@
 //! Forward only: logits of batches, and the metrics of a file.
 
-use crate::data::batch::{Batch, GroupLayout};
+use crate::data::batch::{Bag, Batch, GroupLayout, PooledLayout};
 use crate::data::metrics::{Metrics, MetricsAccumulator};
-use crate::data::schema::{Encoding, Schema, Transform};
+use crate::data::schema::Pooling;
 use crate::data::{DataError, FittedEncoder};
 use crate::gpu::GpuError;
 use crate::graph::exec::{Device, Program, State};
-use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, model, table_inputs};
-use crate::model::config::{self, Config, ConfigError};
+use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, Pooled, model, table_inputs};
+use crate::model::config::{Config, ConfigError};
 use crate::model::params::{Kind, Param};
 use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
 use crate::train::trainer::Report;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The schema that a configuration asks for.
-pub fn schema(d: &config::DataConfig) -> Schema {
-    let transform = match d.numeric {
-        config::Numeric::Log => Transform::Log,
-        config::Numeric::Standardize => Transform::STANDARDIZE,
-        config::Numeric::None => Transform::None,
-    };
-    let encoding = match d.encoding {
-        config::Encoding::Vocabulary => Encoding::Vocabulary {
-            min_count: d.min_count as _,
-            max_size: (d.max_size > 0).then_some(d.max_size as _),
-        },
-        config::Encoding::Hash => Encoding::Hash { buckets: d.buckets as _ },
-    };
-    Schema::criteo(transform, d.indicators, encoding)
-}
 
 /// Largest table that one device buffer holds, in bytes; the CPU has no limit.
 fn table_limit(device: &Device) -> usize {
@@ -42,7 +25,9 @@ fn table_limit(device: &Device) -> usize {
     }
 }
 
-/// Packs neighbouring categorical columns into tables that fit the device's buffers.
+/// Packs neighbouring categorical columns into tables that fit the device's buffers, for batches of any size:
+/// `capacity` of a pooled table is that of one example ([`FeatureSpec::for_batch`]). Lists, and columns that share a
+/// table, have it by themselves.
 pub fn pack_tables(
     encoder: &FittedEncoder,
     width: usize,
@@ -50,32 +35,74 @@ pub fn pack_tables(
 ) -> Result<(Vec<GroupLayout>, FeatureSpec), DataError> {
     let rows = encoder.table_rows();
     let limit = table_limit(device);
-    let mut groups: Vec<Vec<usize>> = vec![];
-    let mut held = 0usize;
-    for (c, &r) in rows.iter().enumerate() {
-        let bytes = r as usize * width * 4;
-        match groups.last_mut() {
-            Some(g) if held + bytes <= limit => {
-                g.push(c);
-                held += bytes;
-            }
-            _ => {
-                groups.push(vec![c]);
-                held = bytes;
-            }
-        }
-    }
-    let tables = groups
+    let columns = &encoder.schema.categorical;
+    let owners = encoder.schema.owners();
+    // place of each column among the single-valued, or the multi-valued ones
+    let (mut singles, mut lists) = (0, 0);
+    let places: Vec<usize> = columns
         .iter()
-        .map(|g| EmbeddingSpec {
-            columns: g
-                .iter()
-                .map(|&c| (encoder.schema.categorical[c].name.clone(), rows[c] as usize))
-                .collect(),
-            pooled: None,
+        .map(|c| {
+            let count = if c.list.is_some() { &mut lists } else { &mut singles };
+            *count += 1;
+            *count - 1
         })
         .collect();
-    let layouts = groups.into_iter().map(|g| GroupLayout::pack(g, &rows)).collect::<Result<_, _>>()?;
+    let single_rows: Vec<u32> =
+        (0..columns.len()).filter(|&j| columns[j].list.is_none()).map(|j| rows[j]).collect();
+    let shared = |j: usize| owners.iter().filter(|&&o| o == owners[j]).count() > 1;
+
+    let mut layouts: Vec<GroupLayout> = vec![];
+    let mut tables: Vec<EmbeddingSpec> = vec![];
+    // columns of the packed table under construction, and its bytes
+    let mut open: Vec<usize> = vec![];
+    let mut held = 0usize;
+    let close = |open: &mut Vec<usize>, tables: &mut Vec<EmbeddingSpec>, layouts: &mut Vec<GroupLayout>| {
+        let Some(&first) = open.first() else { return Ok(()) };
+        tables.push(EmbeddingSpec {
+            columns: open.iter().map(|&j| (columns[j].name.clone(), rows[j] as usize)).collect(),
+            pooled: None,
+            width: columns[first].width.map(|w| w as usize).filter(|&w| w != width),
+            slots: open.clone(),
+        });
+        layouts.push(GroupLayout::pack(open.iter().map(|&j| places[j]).collect(), &single_rows)?);
+        open.clear();
+        Ok::<_, DataError>(())
+    };
+    for (j, c) in columns.iter().enumerate() {
+        let own = c.width.map_or(width, |w| w as usize);
+        if c.list.is_some() || shared(j) {
+            close(&mut open, &mut tables, &mut layouts)?;
+            // a shared table is made where its first column stands
+            if owners[..j].contains(&owners[j]) {
+                continue;
+            }
+            let users: Vec<usize> = (j..columns.len()).filter(|&k| owners[k] == owners[j]).collect();
+            let bags = users.iter().map(|&k| match &columns[k].list {
+                None => Bag::Single(places[k]),
+                Some(list) => Bag::List { column: places[k], most: list.max_length.max(1) },
+            });
+            let pooling = users.iter().find_map(|&k| Some(columns[k].list.as_ref()?.pooling));
+            let layout = PooledLayout { bags: bags.collect(), mean: pooling == Some(Pooling::Mean) };
+            let owner = owners[j];
+            tables.push(EmbeddingSpec {
+                columns: vec![(columns[owner].name.clone(), rows[owner] as usize)],
+                pooled: Some(Pooled { capacity: layout.capacity(), mean: layout.mean, bags: users.len() }),
+                width: Some(own).filter(|&w| w != width),
+                slots: users,
+            });
+            layouts.push(GroupLayout::pooled(rows[owner], layout));
+            continue;
+        }
+        let bytes = rows[j] as usize * own * 4;
+        // a projection is a column's own
+        let alone = |k: &usize| columns[*k].width.is_some_and(|w| w as usize != width);
+        if held + bytes > limit || own != width || open.first().is_some_and(alone) {
+            close(&mut open, &mut tables, &mut layouts)?;
+        }
+        held = if open.is_empty() { bytes } else { held + bytes };
+        open.push(j);
+    }
+    close(&mut open, &mut tables, &mut layouts)?;
     Ok((layouts, FeatureSpec { numeric: encoder.schema.features(), tables }))
 }
 
@@ -100,7 +127,8 @@ impl Inputs {
     /// The forward graph.
     pub fn model(&self, cfg: &Config, batch: usize, train: bool) -> Result<Model, ConfigError> {
         let p = self.encoder.click_rate();
-        model(&cfg.model, &self.features, batch, train, cfg.train.embedding_init, (p / (1.0 - p)).ln())
+        let features = self.features.for_batch(batch);
+        model(&cfg.model, &features, batch, train, cfg.train.embedding_init, (p / (1.0 - p)).ln())
     }
 }
 
@@ -167,6 +195,12 @@ pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
     for (i, s) in batch.groups.iter().enumerate() {
         let names = table_inputs(i);
         program.set_ids(&names.ids, &s.ids)?;
+        if program.has_input(&names.offsets) {
+            program.set_ids(&names.offsets, &s.offsets)?;
+        }
+        if program.has_input(&names.scale) {
+            program.set(&names.scale, &s.scale)?;
+        }
         if program.has_input(&names.order) {
             program.set_ids(&names.order, &s.order)?;
             program.set_ids(&names.segments, &s.segments)?;
@@ -298,5 +332,86 @@ impl LoadedRun {
         from_tensors(&m.params, ck.tensors, &mut state)?;
         let scorer = Scorer::new(&config, &inputs, device, &state)?;
         Ok(LoadedRun { config, inputs, state, scorer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::feed::{Feed, Files};
+    use crate::data::input::Place;
+    use crate::data::loader::{LoaderOptions, Order};
+    use crate::data::reader::{ReadOptions, Source};
+
+    /// Slots come in schema order, whatever tables they are looked up in: `h` is a list of `c`'s values, `b` has
+    /// rows of another width.
+    #[test]
+    fn shared_tables_lists_and_widths_fill_their_slots() {
+        let toml = r#"
+            [model]
+            width = 4
+            [data]
+            min_count = 1
+            [[data.columns]]
+            name = "y"
+            kind = "label"
+            [[data.columns]]
+            name = "a"
+            kind = "categorical"
+            [[data.columns]]
+            name = "h"
+            kind = "list"
+            share = "c"
+            [[data.columns]]
+            name = "b"
+            kind = "categorical"
+            width = 2
+            [[data.columns]]
+            name = "c"
+            kind = "categorical"
+        "#;
+        let cfg = Config::from_text("t.toml", toml, &[]).unwrap();
+        let schema = crate::train::schema::schema(&cfg.data).unwrap();
+        let text = b"1,p,x|z|x,u,x\n0,q,,v,z\n";
+        let place = Place::Bytes("t.csv".into(), (&text[..]).into());
+        let source =
+            Source::new(vec![place], crate::train::schema::format(&cfg.data), ReadOptions::default());
+        let encoder = Arc::new(crate::data::reader::fit(&source, &schema).unwrap().0);
+        let device = Device::Cpu;
+        let inputs = Inputs::new(encoder.clone(), &cfg, &device).unwrap();
+        // a; h and c; b
+        assert_eq!(inputs.features.tables.len(), 3);
+        let m = inputs.model(&cfg, 3, false).unwrap();
+        let names: Vec<String> = tensor_specs(&m.params).into_iter().map(|s| s.name).collect();
+        for name in ["embeddings.a", "embeddings.b", "embeddings.c", "projections.b"] {
+            assert!(names.iter().any(|n| n == name), "{name} in {names:?}");
+        }
+        assert!(!names.iter().any(|n| n == "embeddings.h"), "a shared table is stored once");
+        let mut state = State::new(&device);
+        let values: Vec<(String, Vec<f32>, usize)> =
+            m.params.iter().map(|p| (p.name.clone(), p.initial(3), p.shape().last())).collect();
+        values.iter().for_each(|(n, v, _)| state.set(n, v).unwrap());
+        let mut program = Program::compile(&device, &state, &m.graph, &[m.x0], "x0").unwrap();
+        let files: Feed = Files::new(source, encoder.clone()).into();
+        let mut loader =
+            files.loader(inputs.groups.clone(), Order::Sequential, LoaderOptions::new(3)).unwrap();
+        upload(&mut program, &loader.next().unwrap().unwrap()).unwrap();
+        program.run(&mut state).unwrap();
+        let x0 = pollster::block_on(program.read(&[0])).unwrap().pop().unwrap();
+        let row = |table: usize, id: u32| {
+            let (_, v, width) = values.iter().find(|v| v.0 == format!("embeddings.{table}")).unwrap();
+            &v[id as usize * width..(id as usize + 1) * width]
+        };
+        let id = |column: usize, value: &str| encoder.columns[column].id(value.as_bytes());
+        // example 0: h = mean of x, z, x
+        let h: Vec<f32> =
+            (0..4).map(|k| (2.0 * row(1, id(3, "x"))[k] + row(1, id(3, "z"))[k]) / 3.0).collect();
+        let (_, p, _) = values.iter().find(|v| v.0 == "projections.b").unwrap();
+        let b: Vec<f32> =
+            (0..4).map(|k| (0..2).map(|i| row(2, id(2, "u"))[i] * p[i * 4 + k]).sum()).collect();
+        let want = [row(0, id(0, "p")), &h, &b, row(1, id(3, "x"))].concat();
+        assert!(x0[..16].iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-6), "{:?} / {want:?}", &x0[..16]);
+        // example 1: an empty list is zeros
+        assert!(x0[20..24].iter().all(|&v| v == 0.0) && x0[28..32] == *row(1, id(3, "z")));
     }
 }

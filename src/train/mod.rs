@@ -9,6 +9,7 @@ pub mod memory;
 pub mod metrics;
 pub mod run;
 pub mod schedule;
+pub mod schema;
 pub mod step;
 pub mod store;
 pub mod trainer;

@@ -11,9 +11,9 @@ use super::schedule::{Decay, Schedule};
 use super::step::{RUNNING, hyper, training_step};
 use super::store::{Store, Weights};
 use super::{memory, run};
-use crate::data::loader::{Loader, LoaderOptions, Order};
+use crate::data::feed::Feed;
+use crate::data::loader::{LoaderOptions, Order};
 use crate::data::metrics::Metrics;
-use crate::data::rows::Dataset;
 use crate::diagnose::record::number;
 use crate::diagnose::{ModelCard, Record, Snapshot};
 use crate::graph::exec::{Device, Program, State};
@@ -23,7 +23,6 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use web_time::Instant;
 
 /// What the loop reports while it runs.
@@ -121,6 +120,7 @@ pub struct Trainer {
     card: ModelCard,
     specs: Vec<TensorSpec>,
     schedule: Schedule,
+    train_rows: u64,
     step: u64,
     best: Option<(f64, u64, Metrics)>,
     bad_evals: usize,
@@ -180,6 +180,7 @@ impl Trainer {
             card,
             specs,
             schedule,
+            train_rows: train_rows as u64,
             step: 0,
             best: None,
             bad_evals: 0,
@@ -210,11 +211,12 @@ impl Trainer {
     /// Trains to the end, or until patience runs out. `report` gets every event and every batch's rows.
     pub async fn run(
         &mut self,
-        train: Arc<Dataset>,
-        valid: Arc<Dataset>,
+        train: impl Into<Feed>,
+        valid: impl Into<Feed>,
         store: &mut dyn Store,
         report: &mut dyn Report,
     ) -> anyhow::Result<Summary> {
+        let (train, valid) = (train.into(), valid.into());
         let t = self.cfg.train.clone();
         let begin = Instant::now();
         let mut training = 0.0;
@@ -230,12 +232,7 @@ impl Trainer {
         'epochs: for epoch in 0..t.epochs {
             epochs = epoch + 1;
             let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
-            let mut loader = Loader::dataset(
-                train.clone(),
-                self.inputs.groups.clone(),
-                order,
-                LoaderOptions::new(t.batch),
-            )?;
+            let mut loader = train.loader(self.inputs.groups.clone(), order, LoaderOptions::new(t.batch))?;
             while let Some(batch) = loader.next() {
                 let batch = batch?;
                 let factor = self.schedule.factor(self.step);
@@ -319,7 +316,7 @@ impl Trainer {
             epochs,
             stopped_early,
             interrupted,
-            train_rows: train.rows.len() as u64,
+            train_rows: self.train_rows,
             parameters: self.parameters(),
             rows_per_s: rows as f64 / training.max(1e-9),
             diagnosis_seconds: diagnosing,
@@ -406,15 +403,14 @@ impl Trainer {
     /// Evaluates, keeps the weights if they are the best; true if patience has run out.
     async fn evaluate(
         &mut self,
-        valid: &Arc<Dataset>,
+        valid: &Feed,
         epoch: usize,
         store: &mut dyn Store,
         report: &mut dyn Report,
         begin: Instant,
     ) -> anyhow::Result<bool> {
         let options = LoaderOptions::new(self.scorer.batch);
-        let mut loader =
-            Loader::dataset(valid.clone(), self.inputs.groups.clone(), Order::Sequential, options)?;
+        let mut loader = valid.loader(self.inputs.groups.clone(), Order::Sequential, options)?;
         let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
         // one class only: NE is undefined, the log loss decides
         let score = metrics.ne.unwrap_or(metrics.logloss);

@@ -250,7 +250,8 @@ fn whole(c: &Case) -> Built {
         let rows = cat["rows"].as_u64().unwrap() as usize;
         let these: Vec<u32> = c.get(&format!("ids_{name}")).data.iter().map(|x| *x as u32).collect();
         let n = table_inputs(i);
-        let pooled = cat["pool"].as_str().map(|p| Pooled { capacity: these.len(), mean: p == "mean" });
+        let pooled =
+            cat["pool"].as_str().map(|p| Pooled { capacity: these.len(), mean: p == "mean", bags: 1 });
         let s = match pooled {
             None => SparseIndex::plain(&these),
             Some(p) => {
@@ -273,7 +274,7 @@ fn whole(c: &Case) -> Built {
         ids.push((n.segments, s.segments.clone()));
         ids.push((n.unique, s.unique.clone()));
         dense.insert(format!("emb.{name}"), Dense { unique: s.unique, rows });
-        tables.push(EmbeddingSpec { columns: vec![(name.to_string(), rows)], pooled });
+        tables.push(EmbeddingSpec { columns: vec![(name.to_string(), rows)], pooled, ..Default::default() });
     }
     floats.push(("numeric".into(), numeric(c, batch)));
     floats.push(("label".into(), c.get("y").data.clone()));

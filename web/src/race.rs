@@ -6,7 +6,7 @@ use std::rc::Rc;
 use birkhoff::dashboard::theme::Palette;
 use birkhoff::dashboard::{Dashboard, SharedRun, View};
 use birkhoff::graph::exec::Device;
-use birkhoff::train::infer::schema;
+use birkhoff::train::schema::schema;
 use birkhoff::train::trainer::Event;
 use eframe::egui::{
     self, Button, DragValue, Frame, Grid, Margin, Panel, RichText, ScrollArea, Slider, Ui, vec2,
@@ -197,7 +197,7 @@ impl Race {
                 let cfg = first.config()?;
                 let mut say = |text| shared.borrow_mut().doing = Some(text);
                 let mut pace = Pace::new(&Device::Cpu);
-                rows::load(&first.data, &schema(&cfg.data), &mut pace, &mut say).await
+                rows::load(&first.data, &schema(&cfg.data)?, &mut pace, &mut say).await
             };
             let loaded = loaded.await.map(Rc::new);
             let mut p = shared.borrow_mut();

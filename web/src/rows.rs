@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use birkhoff::data::criteo::{CriteoReader, Labels, ReadOptions, RowPolicy, check_columns};
+use birkhoff::data::criteo::check_columns;
 use birkhoff::data::encoder::Fitter;
+use birkhoff::data::input::Place;
+use birkhoff::data::reader::{Labels, ReadOptions, RowPolicy, Source};
 use birkhoff::data::rows::Dataset;
 use birkhoff::data::schema::Schema;
 use birkhoff::data::synth::{DEFAULT_WORLD, Synth};
@@ -107,6 +109,11 @@ async fn made(
     Ok((bytes, truth))
 }
 
+/// Rows of Criteo's format, in blocks that are short enough for a frame.
+fn source(name: &str, bytes: &[u8], options: ReadOptions) -> Source {
+    Source { block: BLOCK, ..Source::criteo(Place::Bytes(name.into(), bytes.into()), options) }
+}
+
 async fn fit(
     name: &str,
     bytes: &[u8],
@@ -116,7 +123,7 @@ async fn fit(
     say: &mut dyn FnMut(String),
 ) -> Result<FittedEncoder, DataError> {
     let mut fitter = Fitter::new(schema)?;
-    let mut reader = CriteoReader::bytes(name, bytes, BLOCK, options);
+    let mut reader = source(name, bytes, options).open(schema)?;
     let mut rows = 0;
     while let Some(chunks) = reader.next_chunks(|rows| rows)? {
         for chunk in &chunks {
@@ -138,7 +145,7 @@ pub async fn encode(
     pace: &mut Pace,
     say: &mut dyn FnMut(String),
 ) -> Result<Dataset, DataError> {
-    let mut reader = CriteoReader::bytes(name, bytes, BLOCK, options);
+    let mut reader = source(name, bytes, options).open(&encoder.schema)?;
     let mut rows = encoder.empty_rows();
     while reader.encode_more(encoder, &mut rows)? {
         say(format!("encoding {name}: {} rows", rows.len()));

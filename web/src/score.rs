@@ -7,9 +7,10 @@ use std::rc::Rc;
 
 use anyhow::Context;
 use birkhoff::dashboard::theme::Palette;
-use birkhoff::data::criteo::{Labels, ReadOptions, RowPolicy, check_columns};
+use birkhoff::data::criteo::check_columns;
 use birkhoff::data::loader::{Loader, LoaderOptions, Order};
 use birkhoff::data::metrics::{Metrics, MetricsAccumulator, sigmoid};
+use birkhoff::data::reader::{Labels, ReadOptions, RowPolicy};
 use birkhoff::train::infer::LoadedRun;
 use birkhoff::train::trainer::{Event, Report};
 use eframe::egui::{self, Button, Frame, Margin, Panel, ProgressBar, RichText, ScrollArea, Stroke, Ui, vec2};

@@ -13,7 +13,8 @@ use birkhoff::gpu::{DeviceChoice, GpuOptions, Selected, select_async};
 use birkhoff::graph::exec::Device;
 use birkhoff::model::config::Config;
 use birkhoff::train::checkpoint::{CheckpointMeta, TensorRef};
-use birkhoff::train::infer::{Inputs, schema};
+use birkhoff::train::infer::Inputs;
+use birkhoff::train::schema::schema;
 use birkhoff::train::store::{MemoryStore, Store, Weights};
 use birkhoff::train::trainer::{Event, Report, Summary, Trainer};
 
@@ -167,7 +168,7 @@ impl Session {
             None => {
                 let mut pace = Pace::new(&Device::Cpu);
                 let mut say = |text: String| self.say(text);
-                Rc::new(rows::load(&setup.data, &schema(&cfg.data), &mut pace, &mut say).await?)
+                Rc::new(rows::load(&setup.data, &schema(&cfg.data)?, &mut pace, &mut say).await?)
             }
         };
         self.0.borrow_mut().truth_ne = data.truth_ne;

@@ -48,6 +48,15 @@ impl FromNode for f64 {
     }
 }
 
+impl FromNode for String {
+    fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
+        match &node.value {
+            Value::Text(v) => Ok(v.clone()),
+            _ => Err(wrong(node, path, "a text in quotes")),
+        }
+    }
+}
+
 impl<T: FromNode> FromNode for Vec<T> {
     fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
         let Value::List(items) = &node.value else { return Err(wrong(node, path, "a list")) };
@@ -273,12 +282,80 @@ fn residual(r: &mut Reader<'_>, c: &mut ResidualConfig) -> Result<(), ConfigErro
 
 fn data(r: &mut Reader<'_>, c: &mut DataConfig) -> Result<(), ConfigError> {
     r.read("format", &mut c.format)?;
+    r.read("delimiter", &mut c.delimiter)?;
+    r.read("quote", &mut c.quote)?;
+    r.read("header", &mut c.header)?;
+    r.read("comment", &mut c.comment)?;
+    r.read("na", &mut c.na)?;
     r.read("encoding", &mut c.encoding)?;
+    r.read("ids", &mut c.ids)?;
     r.read("min_count", &mut c.min_count)?;
     r.read("max_size", &mut c.max_size)?;
     r.read("buckets", &mut c.buckets)?;
     r.read("numeric", &mut c.numeric)?;
-    r.read("indicators", &mut c.indicators)
+    r.read("indicators", &mut c.indicators)?;
+    r.read("shuffle_rows", &mut c.shuffle_rows)?;
+    let defaults = c.clone();
+    if let Some(columns) = r.tables("columns", |r, node| column(r, node, &defaults))? {
+        c.columns = columns;
+    }
+    Ok(())
+}
+
+fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<ColumnConfig, ConfigError> {
+    let missing = |path: String, what: &str| {
+        ConfigError::at(&path, format!("{path} is missing; {what}")).placed(node.origin.place())
+    };
+    let Some(name) = r.get("name")? else { return Err(missing(r.path("name"), "it is the column's name")) };
+    let Some(kind) = r.get::<ColumnKind>("kind")? else {
+        return Err(missing(r.path("kind"), &format!("it is one of {}", ColumnKind::NAMES.join(", "))));
+    };
+    let mut c = ColumnConfig {
+        name,
+        from: r.get("from")?,
+        kind,
+        positive: None,
+        transform: None,
+        indicator: None,
+        vocabulary: None,
+        hash: None,
+        share: None,
+        width: None,
+        separator: None,
+        pooling: None,
+        max_length: None,
+    };
+    match kind {
+        ColumnKind::Label => c.positive = r.get("positive")?,
+        ColumnKind::Numeric => {
+            c.transform = r.get("transform")?;
+            c.indicator = r.get("indicator")?;
+        }
+        ColumnKind::Categorical | ColumnKind::List => {
+            r.table("vocabulary", |r| {
+                let mut v = VocabularyConfig { min_count: defaults.min_count, max_size: defaults.max_size };
+                r.read("min_count", &mut v.min_count)?;
+                r.read("max_size", &mut v.max_size)?;
+                c.vocabulary = Some(v);
+                Ok(())
+            })?;
+            r.table("hash", |r| {
+                let mut h = HashConfig { buckets: defaults.buckets };
+                r.read("buckets", &mut h.buckets)?;
+                c.hash = Some(h);
+                Ok(())
+            })?;
+            c.share = r.get("share")?;
+            c.width = r.get("width")?;
+            if kind == ColumnKind::List {
+                c.separator = r.get("separator")?;
+                c.pooling = r.get("pooling")?;
+                c.max_length = r.get("max_length")?;
+            }
+        }
+        ColumnKind::Weight | ColumnKind::Group | ColumnKind::Ignore => {}
+    }
+    Ok(c)
 }
 
 fn train(r: &mut Reader<'_>, c: &mut TrainConfig) -> Result<(), ConfigError> {

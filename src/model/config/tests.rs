@@ -55,7 +55,7 @@ fn every_section_is_read() {
         [model.features]
         dense_hidden = []
         [data]
-        encoding = "hash"
+        ids = "hash"
         numeric = "none"
         [train]
         lr = 2e-3
@@ -71,7 +71,7 @@ fn every_section_is_read() {
     assert!(c.model.residual.learns(Coefficient::Res) && !c.model.residual.learns(Coefficient::Pre));
     assert_eq!((c.model.residual.alpha_init, c.train.lr, c.train.batch), (1.0, 2e-3, 64));
     assert_eq!(c.train.seed, i64::MAX as u64);
-    assert_eq!((c.data.encoding, c.data.numeric), (Encoding::Hash, Numeric::None));
+    assert_eq!((c.data.ids, c.data.numeric), (Encoding::Hash, Numeric::None));
     let written = c.to_toml().expect("toml");
     assert_eq!(load(&written, &[]).expect("own output"), c, "{written}");
 }
@@ -340,7 +340,7 @@ fn files_that_are_no_configuration() {
 
 const SAMPLE: &str = "[model]\nlayers = 2\nwidth = 8\n[[model.modules]]\nkind = \"attention\"\nheads = 4\n\
                       [[model.modules]]\nkind = \"cross\"\nrank = 2\n[model.residual]\nmode = \"hc\"\n\
-                      [train]\nlr = 1e-2\nseed = 3\n[data]\nencoding = \"hash\"\n";
+                      [train]\nlr = 1e-2\nseed = 3\n[data]\nids = \"hash\"\n";
 
 proptest! {
     /// Whatever the text, the answer is a configuration that writes itself back or one line.

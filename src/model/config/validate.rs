@@ -36,10 +36,78 @@ fn hidden(key: &str, widths: &[usize], least: usize) -> Result<(), ConfigError> 
 
 pub(super) fn config(c: &Config) -> Result<(), ConfigError> {
     model(&c.model)?;
-    range("data.min_count", c.data.min_count, 1, MAX_COUNT)?;
-    range("data.max_size", c.data.max_size, 0, 1 << 31)?;
-    range("data.buckets", c.data.buckets, 1, 1 << 31)?;
+    data(&c.data)?;
     train(&c.train)
+}
+
+/// One byte of ASCII, or nothing.
+fn byte(key: &str, text: &str) -> Result<(), ConfigError> {
+    if text.is_empty() || (text.len() == 1 && text.is_ascii() && text != "\n" && text != "\r") {
+        return Ok(());
+    }
+    Err(ConfigError::at(
+        key,
+        format!("{key} = {text:?} is not one ASCII character, such as \",\" or \"\\t\""),
+    ))
+}
+
+fn data(d: &DataConfig) -> Result<(), ConfigError> {
+    byte("data.delimiter", &d.delimiter)?;
+    if d.quote != "auto" {
+        byte("data.quote", &d.quote)?;
+    }
+    if matches!(d.encoding.as_str(), "vocabulary" | "hash") {
+        let message =
+            format!("data.encoding = {:?} is no character set; data.ids is the key of ids", d.encoding);
+        return Err(ConfigError::at("data.encoding", message));
+    }
+    range("data.min_count", d.min_count, 1, MAX_COUNT)?;
+    range("data.max_size", d.max_size, 0, 1 << 31)?;
+    range("data.buckets", d.buckets, 1, 1 << 31)?;
+    range("data.shuffle_rows", d.shuffle_rows, 1, MAX_COUNT)?;
+    let mut labels = 0;
+    for (i, c) in d.columns.iter().enumerate() {
+        let path = |key: &str| format!("data.columns[{i}].{key}");
+        if let Some(v) = c.vocabulary {
+            range(&path("vocabulary.min_count"), v.min_count, 1, MAX_COUNT)?;
+            range(&path("vocabulary.max_size"), v.max_size, 0, 1 << 31)?;
+            if c.hash.is_some() {
+                let message = format!("data.columns[{i}] has a vocabulary and a hash; keep one");
+                return Err(ConfigError::at(&path("hash"), message));
+            }
+        }
+        if let Some(h) = c.hash {
+            range(&path("hash.buckets"), h.buckets, 1, 1 << 31)?;
+        }
+        if let Some(w) = c.width {
+            range(&path("width"), w, 1, 8192)?;
+        }
+        if let Some(n) = c.max_length {
+            range(&path("max_length"), n, 0, 1 << 16)?;
+        }
+        if let Some(s) = &c.separator
+            && s.chars().count() != 1
+        {
+            let message = format!("{} = {s:?} is not one character", path("separator"));
+            return Err(ConfigError::at(&path("separator"), message));
+        }
+        if let Some(rule) = &c.positive
+            && let Err(e) = crate::data::label::LabelRule::parse(rule)
+        {
+            return Err(ConfigError::at(&path("positive"), format!("{}: {e}", path("positive"))));
+        }
+        labels += usize::from(c.kind == ColumnKind::Label);
+        let one = |kind| d.columns[..i].iter().any(|o| o.kind == kind);
+        if matches!(c.kind, ColumnKind::Label | ColumnKind::Weight | ColumnKind::Group) && one(c.kind) {
+            let message =
+                format!("{} is the second column of kind {}; there is one at most", path("kind"), c.kind);
+            return Err(ConfigError::at(&path("kind"), message));
+        }
+    }
+    if !d.columns.is_empty() && labels == 0 {
+        return Err(ConfigError::at("data.columns", "data.columns has no column of kind \"label\""));
+    }
+    Ok(())
 }
 
 fn train(t: &TrainConfig) -> Result<(), ConfigError> {

@@ -138,8 +138,61 @@ named! {
 named! {
     /// The format of the data files.
     Format {
+        /// Told from the content of each file.
+        Auto = "auto",
         /// Criteo TSV: label, 13 integers, 26 categories.
         Criteo = "criteo",
+        /// Comma-separated, or by `data.delimiter`.
+        Csv = "csv",
+        /// Tab-separated.
+        Tsv = "tsv",
+        /// `label index:value …`.
+        Libsvm = "libsvm",
+        /// `label field:index:value …`.
+        Libffm = "libffm",
+        /// Apache Parquet.
+        Parquet = "parquet",
+        /// Arrow IPC.
+        Arrow = "arrow",
+    }
+}
+named! {
+    /// Whether files have a header.
+    Header {
+        /// Told from the first row.
+        Auto = "auto",
+        /// They have.
+        Yes = "yes",
+        /// They have none.
+        No = "no",
+    }
+}
+named! {
+    /// What a column of the data is.
+    ColumnKind {
+        /// What is to be predicted.
+        Label = "label",
+        /// How much a row counts.
+        Weight = "weight",
+        /// A number.
+        Numeric = "numeric",
+        /// One value of many: an embedding.
+        Categorical = "categorical",
+        /// Several values: embeddings, pooled.
+        List = "list",
+        /// Whom a row belongs to, for grouped metrics.
+        Group = "group",
+        /// Nothing that is used.
+        Ignore = "ignore",
+    }
+}
+named! {
+    /// How the embeddings of a list become one.
+    Pooling {
+        /// Their mean.
+        Mean = "mean",
+        /// Their sum.
+        Sum = "sum",
     }
 }
 named! {

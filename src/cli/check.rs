@@ -1,0 +1,119 @@
+//! `birkhoff check`: reads all rows and reports every kind of trouble.
+
+use super::args::{CheckArgs, OnBadRow};
+use super::output;
+use crate::data::reader::Labels;
+use crate::model::config::Config;
+use crate::text::group;
+use crate::train::schema::schema;
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Trouble<'a> {
+    kind: &'a str,
+    rows: u64,
+    first: &'a str,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    files: usize,
+    formats: Vec<String>,
+    rows: u64,
+    positives: u64,
+    bad: u64,
+    trouble: Vec<Trouble<'a>>,
+    missing: Vec<(String, u64)>,
+}
+
+/// Runs the subcommand. Trouble found is an error's exit code, so that scripts see it.
+pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
+    let cfg = Config::load(args.schema.as_deref(), &args.sets)?;
+    let schema = schema(&cfg.data)?;
+    let labels = if args.unlabelled { Labels::Optional } else { Labels::Required };
+    let (places, _spool) = super::data::places(&args.files)?;
+    let source = super::data::source(places, &cfg.data, &schema, OnBadRow::Skip, labels)?;
+    let mut reader = source.open(&schema)?;
+    let bar = super::train::spinner(false, "reading");
+    let (n, c) = (schema.numeric.len(), schema.categorical.len());
+    let (mut rows, mut positives) = (0u64, 0u64);
+    let mut missing = vec![0u64; n + c];
+    let result = loop {
+        let counted = reader.next_chunks(|raw| {
+            let mut missing = vec![0u64; n + c];
+            for (k, m) in missing.iter_mut().enumerate() {
+                *m = if k < n {
+                    raw.numeric.iter().skip(k).step_by(n).filter(|v| v.is_nan()).count() as u64
+                } else {
+                    raw.fields.iter().skip(k - n).step_by(c).filter(|f| f.0 == f.1).count() as u64
+                };
+            }
+            let positives = raw.labels.iter().filter(|&&l| l == 1).count() as u64;
+            (raw.len() as u64, positives, missing)
+        });
+        match counted {
+            Ok(Some(chunks)) => {
+                for (r, p, m) in chunks {
+                    (rows, positives) = (rows + r, positives + p);
+                    missing.iter_mut().zip(m).for_each(|(a, b)| *a += b);
+                }
+                bar.set_message(format!("reading: {} rows", group(rows)));
+            }
+            Ok(None) => break Ok(()),
+            Err(crate::data::DataError::AllSkipped { .. }) => break Ok(()),
+            Err(e) => break Err(e),
+        }
+    };
+    bar.finish_and_clear();
+    result?;
+    let skipped = reader.skipped();
+    let names = schema.numeric.iter().map(|c| &c.name).chain(schema.categorical.iter().map(|c| &c.name));
+    let report = Report {
+        files: source.places.len(),
+        formats: reader.formats().iter().map(|f| f.describe()).collect(),
+        rows,
+        positives,
+        bad: skipped.skipped,
+        trouble: skipped
+            .kinds
+            .iter()
+            .map(|(kind, rows, first)| Trouble { kind, rows: *rows, first })
+            .collect(),
+        missing: names.cloned().zip(missing).collect(),
+    };
+    if args.json {
+        output::json(&report)?;
+    } else {
+        print(&report, labels == Labels::Required)?;
+    }
+    if report.bad > 0 {
+        anyhow::bail!(
+            "{} of {} rows cannot be used; correct them, or leave them out with --on-bad-row skip",
+            group(report.bad),
+            group(report.bad + report.rows)
+        );
+    }
+    Ok(())
+}
+
+fn print(r: &Report<'_>, labels: bool) -> anyhow::Result<()> {
+    let mut formats = r.formats.clone();
+    formats.dedup();
+    output::line(&format!("{} files, {}", r.files, formats.join(", ")))?;
+    let rate = 100.0 * r.positives as f64 / r.rows.max(1) as f64;
+    let rate = if labels { format!(", {rate:.2} % positive") } else { String::new() };
+    output::line(&format!("{} good rows{rate}, {} bad rows", group(r.rows), group(r.bad)))?;
+    for t in &r.trouble {
+        output::line(&format!("  {:>10}  {}; first: {}", group(t.rows), t.kind, t.first))?;
+    }
+    let mut missing: Vec<&(String, u64)> = r.missing.iter().filter(|m| m.1 > 0).collect();
+    missing.sort_by_key(|m| std::cmp::Reverse(m.1));
+    if !missing.is_empty() {
+        output::line("missing values by column:")?;
+        for (name, n) in missing {
+            let percent = 100.0 * *n as f64 / r.rows.max(1) as f64;
+            output::line(&format!("  {:>6.1} %  {name}", percent))?;
+        }
+    }
+    Ok(())
+}

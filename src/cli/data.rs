@@ -1,0 +1,228 @@
+//! The rows of a run: files opened, split, counted and encoded as the arguments and the configuration say.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::bail;
+use indicatif::ProgressBar;
+
+use super::args::{DataArgs, OnBadRow};
+use super::train::{report_skipped, row_policy};
+use crate::data::FittedEncoder;
+use crate::data::cache::Cache;
+use crate::data::feed::{Feed, Files};
+use crate::data::format::Format;
+use crate::data::input::{self, Place};
+use crate::data::reader::{Labels, ReadOptions, Source, fit};
+use crate::data::schema::Schema;
+use crate::data::split::{Part, Split, SplitBy, cuts, parse_shares, time_of};
+use crate::model::config::{self, Config, DataConfig};
+use crate::train::schema::{format, schema};
+
+/// Data of a run, open.
+pub struct Opened {
+    /// Vocabularies and statistics of the training rows.
+    pub encoder: Arc<FittedEncoder>,
+    /// Rows to learn from.
+    pub train: Feed,
+    /// Rows to evaluate on.
+    pub valid: Feed,
+    /// Rows that nothing is chosen on.
+    pub test: Option<Feed>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Files that are read more than once: standard input goes to a temporary file first.
+pub fn places(patterns: &[PathBuf]) -> anyhow::Result<(Vec<Place>, Option<tempfile::NamedTempFile>)> {
+    let mut places = input::places(patterns)?;
+    let mut spool = None;
+    for place in &mut places {
+        if matches!(place, Place::Stdin) {
+            let mut file = tempfile::NamedTempFile::new()?;
+            std::io::copy(&mut std::io::stdin().lock(), file.as_file_mut())?;
+            *place = Place::File(file.path().to_path_buf());
+            spool = Some(file);
+        }
+    }
+    Ok((places, spool))
+}
+
+/// A source of the configuration's format. Criteo's columns are assumed only where the files are Criteo's.
+pub fn source(
+    places: Vec<Place>,
+    data: &DataConfig,
+    schema: &Schema,
+    policy: OnBadRow,
+    labels: Labels,
+) -> anyhow::Result<Source> {
+    let source = Source::new(places, format(data), ReadOptions { policy: row_policy(policy), labels });
+    if data.columns.is_empty() && data.format != config::Format::Criteo && schema.file.len() == 40 {
+        for place in &source.places {
+            // standard input is read once; its rows tell
+            if matches!(place, Place::Stdin) {
+                continue;
+            }
+            let (head, _) = place.open(&source.format)?;
+            let found = crate::data::format::resolve(&head, &source.format);
+            let criteo = matches!(&found, Ok(Format::Delimited(d)) if d.criteo);
+            let file = place.name();
+            if !criteo && !head.is_empty() {
+                let is = found.map_or_else(|e| e, |f| format!("is {}, not Criteo's log", f.describe()));
+                bail!(
+                    "{}: {is}, and the configuration lists no columns; make a schema: birkhoff schema {} --out schema.toml, \
+                     then give --schema schema.toml",
+                    file.display(),
+                    file.display()
+                );
+            }
+        }
+    }
+    Ok(source)
+}
+
+/// Opens everything that a run needs; reads the training rows once.
+pub fn open(args: &DataArgs, cfg: &Config, spinner: &ProgressBar) -> anyhow::Result<Opened> {
+    let schema = schema(&cfg.data)?;
+    let (train_places, spool) = places(&args.train)?;
+    let mut notes = vec![];
+    let train = source(train_places, &cfg.data, &schema, args.on_bad_row, Labels::Required)?;
+    let split = args
+        .split
+        .as_deref()
+        .map(|s| split(s, args.split_by.as_deref(), cfg, &train, &schema))
+        .transpose()?;
+    let part = |p: Part| split.as_ref().map(|s| train.part(s, p));
+    let training = part(Part::Train).unwrap_or_else(|| train.clone());
+
+    let (encoder, skipped) = fit(&training, &schema)?;
+    report_skipped(Path::new(&train.name()), &skipped);
+    if encoder.rows == 0 {
+        bail!("{}: the training part of the split has no rows; change --split", train.name());
+    }
+    if encoder.positives == 0 || encoder.positives == encoder.rows {
+        bail!(
+            "{}: all {} labels are {}; a model needs clicks and non-clicks to learn from",
+            train.name(),
+            encoder.rows,
+            u8::from(encoder.positives > 0)
+        );
+    }
+    let encoder = Arc::new(encoder);
+    let validating = match part(Part::Valid) {
+        Some(source) => source,
+        None => {
+            let (places, valid_spool) = places(&args.valid)?;
+            let valid = source(places, &cfg.data, &schema, args.on_bad_row, Labels::Required)?;
+            keep(valid_spool);
+            valid
+        }
+    };
+    keep(spool);
+    spinner.set_message("looking at the validation rows");
+    let mut reader = validating.open(&encoder.schema)?;
+    let mut first = encoder.empty_rows();
+    while first.is_empty() && reader.encode_more(&encoder, &mut first)? {}
+    if first.is_empty() {
+        bail!("{}: no rows to validate on; change --split or --valid", validating.name());
+    }
+    for file in [&training, &validating] {
+        let reader = file.open(&encoder.schema)?;
+        if let Some(format) = reader.formats().first()
+            && cfg.data.format == config::Format::Auto
+        {
+            let note = format!("{}: read as {}", file.name(), format.describe());
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+    }
+    let feed = |source: Source, rows: Option<u64>| -> anyhow::Result<Feed> {
+        let mut files = Files::new(source, encoder.clone());
+        files.shuffle = cfg.data.shuffle_rows;
+        files.rows = rows;
+        files.cache = match args.cache.as_deref() {
+            None => None,
+            Some(folder) if folder == Path::new("memory") => Some(Cache::memory()),
+            Some(folder) => {
+                spinner.set_message("looking for cached rows");
+                Some(Cache::folder(folder, &files.source, &encoder)?)
+            }
+        };
+        Ok(files.into())
+    };
+    let test = match part(Part::Test) {
+        Some(source) if split.as_ref().is_some_and(|s| s.shares[2] > 0.0) => Some(feed(source, None)?),
+        _ => None,
+    };
+    Ok(Opened {
+        train: feed(training, Some(encoder.rows))?,
+        valid: feed(validating, None)?,
+        test,
+        notes,
+        encoder,
+    })
+}
+
+/// Leaves a temporary file to the end of the program.
+fn keep(spool: Option<tempfile::NamedTempFile>) {
+    static KEPT: std::sync::Mutex<Vec<tempfile::NamedTempFile>> = std::sync::Mutex::new(vec![]);
+    KEPT.lock().unwrap_or_else(|e| e.into_inner()).extend(spool);
+}
+
+/// The split that the arguments ask for; by time, all rows are read for the cuts.
+fn split(
+    shares: &str,
+    by: Option<&str>,
+    cfg: &Config,
+    source: &Source,
+    schema: &Schema,
+) -> anyhow::Result<Split> {
+    let shares = parse_shares(shares).map_err(|e| anyhow::anyhow!("--split: {e}"))?;
+    let seed = cfg.train.seed;
+    let by = match by.map(|b| b.split_once(':').unwrap_or((b, ""))) {
+        None | Some(("random", "")) => SplitBy::Random { seed },
+        Some(("group", column)) if !column.is_empty() => SplitBy::Group { column: column.into(), seed },
+        Some(("time", column)) if !column.is_empty() => {
+            let times = times(source, schema, column)?;
+            let Some(cuts) = cuts(times, shares) else {
+                bail!(
+                    "--split-by time:{column}: too few different times to give every part some rows; use another column, or random"
+                );
+            };
+            SplitBy::Time { column: column.into(), cuts }
+        }
+        Some(_) => bail!("--split-by takes random, group:COLUMN or time:COLUMN"),
+    };
+    Ok(Split { shares, by })
+}
+
+/// The times of all rows.
+fn times(source: &Source, schema: &Schema, column: &str) -> anyhow::Result<Vec<f64>> {
+    let source = Source { passed: vec![column.to_string()], ..source.clone() };
+    let mut reader = source.open(schema)?;
+    let mut times = vec![];
+    while let Some(chunks) = reader.next_chunks(|rows| {
+        rows.passed
+            .iter()
+            .map(|&r| time_of(rows.slice(r)).ok_or_else(|| rows.slice(r).to_vec()))
+            .collect::<Vec<_>>()
+    })? {
+        for time in chunks.into_iter().flatten() {
+            match time {
+                Ok(time) => times.push(time),
+                Err(text) => bail!(
+                    "{}: column {column}: {:?} is not a time, expected a number or a date such as 2024-05-31 12:00:00",
+                    source.name(),
+                    String::from_utf8_lossy(&text)
+                ),
+            }
+        }
+    }
+    Ok(times)
+}
+
+/// Rows for a reader of files that are read once, such as `eval`'s.
+pub fn files(source: Source, encoder: Arc<FittedEncoder>) -> Arc<Files> {
+    Arc::new(Files::new(source, encoder))
+}

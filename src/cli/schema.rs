@@ -1,0 +1,43 @@
+//! `birkhoff schema`: looks at files and writes a schema.
+
+use super::args::SchemaArgs;
+use super::output;
+use crate::data::reader::{ReadOptions, Source};
+use crate::data::survey::survey;
+use crate::model::config::Config;
+use crate::text::group;
+use crate::train::run::write_atomic;
+use crate::train::schema::format;
+
+/// Runs the subcommand.
+pub fn run(args: &SchemaArgs) -> anyhow::Result<()> {
+    let cfg = Config::load(args.config.config.as_deref(), &args.config.sets)?;
+    let (places, _spool) = super::data::places(&args.files)?;
+    let source = Source::new(places, format(&cfg.data), ReadOptions::default());
+    let bar = super::train::spinner(false, "looking at the columns");
+    let found = survey(&source, args.rows, args.label.as_deref());
+    bar.finish_and_clear();
+    let found = found?;
+    if args.json {
+        return output::json(&found);
+    }
+    let names: Vec<String> = args.files.iter().map(|f| f.display().to_string()).collect();
+    let text = found.to_toml(&names.join(" "));
+    let Some(out) = &args.out else {
+        // line by line would add nothing: the text ends with a line break already
+        return output::line(text.trim_end());
+    };
+    let inputs: Vec<&std::path::Path> = args.files.iter().map(|f| f.as_path()).collect();
+    output::not_an_input(out, &inputs)?;
+    write_atomic(out, |w| std::io::Write::write_all(w, text.as_bytes()))?;
+    let warnings: usize = found.columns.iter().map(|c| c.warnings.len()).sum();
+    output::line(&format!(
+        "{}: {} columns of {} rows ({}); {warnings} notes to read\nnext: birkhoff train --train {} --split 0.8,0.1,0.1 --schema {} --out runs/first",
+        out.display(),
+        found.columns.len(),
+        group(found.rows),
+        found.format,
+        names.join(" "),
+        out.display()
+    ))
+}

@@ -1,0 +1,286 @@
+//! Parquet and Arrow IPC: record batches as rows.
+//!
+//! Whole numbers, texts, booleans, dates and dictionaries can be categories, by the text that Arrow prints of them;
+//! lists of these are list columns; every number can be numeric, NaN and null being missing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Float64Type;
+use arrow_array::{Array, ArrayRef, Float64Array, LargeListArray, LargeStringArray, RecordBatch};
+use arrow_schema::{DataType, Field, SchemaRef};
+
+use super::delimited::Problems;
+use super::error::{DataError, RowProblem, quoted};
+use super::input::{Place, Seekable};
+use super::plan::{Fields, Plan};
+use super::rows::RawRows;
+
+/// Rows of a batch at most.
+const BATCH: usize = 8192;
+
+type Batches = Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send>;
+
+/// A columnar file, open.
+pub(crate) struct Columnar {
+    /// Names of all its columns.
+    pub names: Vec<String>,
+    batches: Batches,
+    /// Rows that came before.
+    rows: u64,
+}
+
+impl std::fmt::Debug for Columnar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Columnar").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+/// Runs a reader of a file that may lie about itself: what its crate panics at becomes an error.
+fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| Err("its metadata contradict its data".into()))
+}
+
+impl Columnar {
+    /// Opens a Parquet file; `used` says which columns are read at all.
+    pub fn parquet(place: &Place, used: impl Fn(&str) -> bool) -> Result<Columnar, DataError> {
+        let path = place.name();
+        let fail = |e: String| broken(&path, "Parquet", &e);
+        match place.seekable()? {
+            Seekable::File(f) => guarded(|| Self::of_parquet(f, used)).map_err(fail),
+            Seekable::Bytes(b) => guarded(|| Self::of_parquet(bytes::Bytes::from(b), used)).map_err(fail),
+        }
+    }
+
+    fn of_parquet<R: parquet::file::reader::ChunkReader + 'static>(
+        source: R,
+        used: impl Fn(&str) -> bool,
+    ) -> Result<Columnar, String> {
+        use parquet::arrow::ProjectionMask;
+        use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+        let builder = ParquetRecordBatchReaderBuilder::try_new(source).map_err(|e| e.to_string())?;
+        let schema = builder.schema().clone();
+        let wanted = schema.fields().iter().enumerate().filter(|(_, f)| used(f.name())).map(|(i, _)| i);
+        let mask = ProjectionMask::roots(builder.parquet_schema(), wanted);
+        let mut reader =
+            builder.with_projection(mask).with_batch_size(BATCH).build().map_err(|e| e.to_string())?;
+        let next = move || guarded(|| reader.next().transpose().map_err(|e| e.to_string())).transpose();
+        Ok(Self::new(schema, Box::new(until_error(next))))
+    }
+
+    /// Opens an Arrow IPC file or stream.
+    pub fn arrow(place: &Place, stream: bool) -> Result<Columnar, DataError> {
+        let path = place.name();
+        let fail = |e: String| broken(&path, "Arrow IPC", &e);
+        if stream {
+            // streams are read from the start: what a pipe can give
+            let (_, reader) = place.open(&Default::default())?;
+            return guarded(|| {
+                let mut reader =
+                    arrow_ipc::reader::StreamReader::try_new(reader, None).map_err(|e| e.to_string())?;
+                let schema = reader.schema();
+                let next =
+                    move || guarded(|| reader.next().transpose().map_err(|e| e.to_string())).transpose();
+                Ok(Self::new(schema, Box::new(until_error(next))))
+            })
+            .map_err(fail);
+        }
+        match place.seekable()? {
+            Seekable::File(f) => guarded(|| Self::of_arrow(std::io::BufReader::new(f))).map_err(fail),
+            Seekable::Bytes(b) => guarded(|| Self::of_arrow(std::io::Cursor::new(b))).map_err(fail),
+        }
+    }
+
+    fn of_arrow(source: impl std::io::Read + std::io::Seek + Send + 'static) -> Result<Columnar, String> {
+        let mut reader = arrow_ipc::reader::FileReader::try_new(source, None).map_err(|e| e.to_string())?;
+        let schema = reader.schema();
+        let next = move || guarded(|| reader.next().transpose().map_err(|e| e.to_string())).transpose();
+        Ok(Self::new(schema, Box::new(until_error(next))))
+    }
+
+    fn new(schema: SchemaRef, batches: Batches) -> Columnar {
+        let names = schema.fields().iter().map(|f| f.name().clone()).collect();
+        Columnar { names, batches, rows: 0 }
+    }
+
+    /// The next batch, with the number of rows that came before it.
+    pub fn next_batch(&mut self, path: &Path, kind: &str) -> Result<Option<(RecordBatch, u64)>, DataError> {
+        let Some(batch) = self.batches.next() else { return Ok(None) };
+        let batch = batch.map_err(|e| broken(path, kind, &format!("behind row {}: {e}", self.rows)))?;
+        let before = self.rows;
+        self.rows += batch.num_rows() as u64;
+        Ok(Some((batch, before)))
+    }
+}
+
+/// The items of `next` up to the first error.
+fn until_error<T>(
+    mut next: impl FnMut() -> Option<Result<T, String>>,
+) -> impl Iterator<Item = Result<T, String>> {
+    let mut failed = false;
+    std::iter::from_fn(move || {
+        let item = if failed { None } else { next() };
+        failed |= matches!(item, Some(Err(_)));
+        item
+    })
+}
+
+fn broken(path: &Path, kind: &str, problem: &str) -> DataError {
+    let problem: String = problem.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect();
+    let problem = format!("not a readable {kind} file: {problem}; write it again, or check data.format");
+    DataError::Format { path: path.to_path_buf(), problem }
+}
+
+/// One column of a batch in the forms that its uses need.
+#[derive(Default)]
+struct Column {
+    number: Option<Float64Array>,
+    text: Option<LargeStringArray>,
+    list: Option<(LargeListArray, LargeStringArray)>,
+}
+
+fn text_of(array: &ArrayRef) -> Result<LargeStringArray, String> {
+    let array = match array.data_type() {
+        // "true" is no label, 1 is
+        DataType::Boolean => arrow_cast::cast(array, &DataType::UInt8).map_err(|e| e.to_string())?,
+        _ => Arc::clone(array),
+    };
+    let text = arrow_cast::cast(&array, &DataType::LargeUtf8).map_err(|e| e.to_string())?;
+    Ok(text.as_string::<i64>().clone())
+}
+
+impl Column {
+    fn new(array: &ArrayRef, plan: &Plan, i: usize) -> Result<Column, String> {
+        let uses = plan.uses(i);
+        let mut column = Column::default();
+        let kind = array.data_type().clone();
+        let is_list = matches!(
+            kind,
+            DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) | DataType::ListView(_)
+        );
+        if uses.number && kind.is_numeric() || uses.number && kind == DataType::Boolean {
+            let numbers = arrow_cast::cast(array, &DataType::Float64).map_err(|e| e.to_string())?;
+            column.number = Some(numbers.as_primitive::<Float64Type>().clone());
+        }
+        if uses.list && is_list {
+            let inner = Arc::new(Field::new_list_field(DataType::LargeUtf8, true));
+            let lists = arrow_cast::cast(array, &DataType::LargeList(inner)).map_err(|e| e.to_string())?;
+            let lists = lists.as_list::<i64>().clone();
+            let values = lists.values().as_string::<i64>().clone();
+            column.list = Some((lists, values));
+        }
+        if (uses.text || uses.list && !is_list || uses.number && column.number.is_none()) && is_list {
+            return Err(format!("it holds {kind}, of which only a list column can be made"));
+        }
+        if uses.text || (uses.number && column.number.is_none()) || (uses.list && column.list.is_none()) {
+            column.text = Some(text_of(array)?);
+        }
+        Ok(column)
+    }
+}
+
+struct RowFields<'a> {
+    columns: &'a [Column],
+    ranges: &'a [(u32, u32)],
+    items: &'a [Vec<(u32, u32)>],
+    row: usize,
+}
+
+impl Fields for RowFields<'_> {
+    fn range(&self, i: usize) -> (u32, u32) {
+        self.ranges[i]
+    }
+
+    fn number(&self, i: usize, text: &[u8]) -> Option<f64> {
+        match &self.columns[i].number {
+            Some(n) if n.is_null(self.row) => Some(f64::NAN),
+            // beyond the range of f32 it is no feature; NaN is missing
+            Some(n) => Some(n.value(self.row)).filter(|v| v.is_nan() || v.abs() <= f64::from(f32::MAX)),
+            None => super::plan::parse_number(text),
+        }
+    }
+
+    fn items(&self, i: usize) -> Option<&[(u32, u32)]> {
+        self.columns[i].list.as_ref().map(|_| &self.items[i][..])
+    }
+}
+
+/// The rows of a batch whose first row is number `before` + 1; with `stop`, up to its first bad row. The error
+/// names a column.
+pub(crate) fn rows_of(
+    batch: &RecordBatch,
+    before: u64,
+    plan: &Plan,
+    stop: bool,
+) -> Result<(RawRows, Problems), (String, String)> {
+    let (mut rows, mut problems) = (RawRows::default(), vec![]);
+    let schema = batch.schema();
+    // a name that stands twice is used nowhere: the plan refuses it
+    let find = |name: &str| schema.fields().iter().position(|f| f.name() == name);
+    let columns: Vec<Column> = plan
+        .names
+        .iter()
+        .enumerate()
+        .map(|(i, name)| match find(name) {
+            Some(at) => Column::new(batch.column(at), plan, i).map_err(|e| (name.clone(), e)),
+            None => Ok(Column::default()),
+        })
+        .collect::<Result<_, _>>()?;
+    let mut text = Vec::new();
+    let mut ranges = vec![(0, 0); columns.len()];
+    let mut items = vec![vec![]; columns.len()];
+    for row in 0..batch.num_rows() {
+        let mut problem = None;
+        let mut add = |value: &str, name: &str, text: &mut Vec<u8>| {
+            if text.len() + value.len() > i32::MAX as usize {
+                let problem_text =
+                    format!("{} is too long", quoted(&value.as_bytes()[..value.len().min(200)]));
+                problem = Some(RowProblem::Value { column: name.into(), problem: problem_text });
+                return (0, 0);
+            }
+            let start = text.len() as u32;
+            text.extend_from_slice(value.as_bytes());
+            (start, text.len() as u32)
+        };
+        for (i, column) in columns.iter().enumerate() {
+            let name = &plan.names[i];
+            if let Some(t) = &column.text {
+                ranges[i] = if t.is_null(row) { (0, 0) } else { add(t.value(row), name, &mut text) };
+            } else if let Some(n) = &column.number
+                && !n.is_null(row)
+                && !n.value(row).is_finite()
+                && !n.value(row).is_nan()
+            {
+                ranges[i] = add(&n.value(row).to_string(), name, &mut text);
+            }
+            if let Some((lists, values)) = &column.list {
+                items[i].clear();
+                if !lists.is_null(row) {
+                    let offsets = lists.value_offsets();
+                    for k in offsets[row] as usize..offsets[row + 1] as usize {
+                        // a null or empty item is no value
+                        if !values.is_null(k) && !values.value(k).is_empty() {
+                            items[i].push(add(values.value(k), name, &mut text));
+                        }
+                    }
+                }
+            }
+        }
+        let line = before + row as u64 + 1;
+        let fields = RowFields { columns: &columns, ranges: &ranges, items: &items, row };
+        let result = match problem {
+            Some(p) => Err(p),
+            None => plan.push(&text, line, &fields, &mut rows),
+        };
+        if let Err(p) = result {
+            problems.push((line, p));
+            if stop {
+                break;
+            }
+        }
+    }
+    rows.text = text;
+    Ok((rows, problems))
+}

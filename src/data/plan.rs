@@ -1,0 +1,378 @@
+//! How the columns of one file serve a schema, and one row's fields as a row.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::error::{RowProblem, quoted};
+use super::label::LabelRule;
+use super::rows::{RawRows, UNLABELLED};
+use super::schema::Schema;
+use super::split::{Part, Split};
+
+/// Where a file's labels are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LabelLayout {
+    /// A column, filled.
+    Labelled,
+    /// A column, empty in every row.
+    Empty,
+    /// No column.
+    Absent,
+}
+
+/// What each field of a file's rows is for.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Names of the file's columns.
+    pub names: Vec<String>,
+    /// Fields of a row and what they are, for messages.
+    pub expected: String,
+    /// (field, numeric column)
+    numeric: Vec<(usize, usize)>,
+    /// (field, categorical column)
+    single: Vec<(usize, usize)>,
+    /// (field, categorical column, separator)
+    lists: Vec<(usize, usize, char)>,
+    label: Option<usize>,
+    pub label_name: String,
+    rule: Option<LabelRule>,
+    pub layout: LabelLayout,
+    /// Labels may be −1 for 0 (libsvm).
+    signed: bool,
+    weight: Option<usize>,
+    group: Option<usize>,
+    passed: Vec<usize>,
+    key: Option<usize>,
+    split: Option<(Split, Part)>,
+    /// Numeric and categorical columns of the schema.
+    width: (usize, usize),
+    na: Vec<Vec<u8>>,
+    /// Whole numbers only (Criteo), for messages.
+    integer: bool,
+    /// Number of the file in its source.
+    pub file: usize,
+}
+
+/// What a field is used as; it may be several things.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Uses {
+    pub number: bool,
+    pub text: bool,
+    pub list: bool,
+}
+
+/// The fields of one row.
+pub(crate) trait Fields {
+    /// Where field `i` lies in the row's text; an empty range is a missing value.
+    fn range(&self, i: usize) -> (u32, u32);
+
+    /// The number of field `i`, whose text is `text`; NaN where it is missing.
+    #[inline]
+    fn number(&self, _: usize, text: &[u8]) -> Option<f64> {
+        parse_number(text)
+    }
+
+    /// The values of field `i`, where the format has lists of its own.
+    #[inline]
+    fn items(&self, _: usize) -> Option<&[(u32, u32)]> {
+        None
+    }
+}
+
+/// Fields of text.
+pub(crate) struct Ranges<F>(pub F);
+
+impl<F: Fn(usize) -> (u32, u32)> Fields for Ranges<F> {
+    #[inline]
+    fn range(&self, i: usize) -> (u32, u32) {
+        self.0(i)
+    }
+}
+
+/// What a plan needs besides schema and names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PlanOptions<'a> {
+    pub split: Option<(Split, Part)>,
+    pub passed: &'a [String],
+    pub na: &'a [String],
+    pub integer: bool,
+    pub signed: bool,
+    pub file: usize,
+}
+
+impl Plan {
+    /// A plan for a file with these columns, or what it lacks, in words.
+    pub fn new(
+        schema: &Schema,
+        names: Vec<String>,
+        layout: LabelLayout,
+        o: &PlanOptions<'_>,
+    ) -> Result<Plan, String> {
+        let find = |name: &str| {
+            let mut places = names.iter().enumerate().filter(|(_, n)| *n == name).map(|(i, _)| i);
+            match (places.next(), places.next()) {
+                (Some(i), None) => Ok(i),
+                (Some(i), Some(k)) => Err(format!(
+                    "column {name:?} stands twice, as number {} and {}; rename one",
+                    i + 1,
+                    k + 1
+                )),
+                (None, _) => Err(format!("has no column {name:?}; it has {}", listed(&names))),
+            }
+        };
+        let numeric = schema.numeric.iter().enumerate();
+        let numeric = numeric.map(|(k, c)| Ok((find(c.from.as_deref().unwrap_or(&c.name))?, k)));
+        let numeric = numeric.collect::<Result<Vec<_>, String>>()?;
+        let (mut single, mut lists) = (vec![], vec![]);
+        for (j, c) in schema.categorical.iter().enumerate() {
+            let field = find(c.from.as_deref().unwrap_or(&c.name))?;
+            match &c.list {
+                Some(list) => lists.push((field, j, list.separator)),
+                None => single.push((field, j)),
+            }
+        }
+        let label = match layout {
+            LabelLayout::Absent => None,
+            _ => Some(find(&schema.label.name)?),
+        };
+        let optional = |name: Option<&str>| name.map(find).transpose();
+        let split_column = o.split.as_ref().and_then(|(s, _)| s.column());
+        Ok(Plan {
+            expected: format!("{} ({})", names.len(), listed(&names)),
+            numeric,
+            single,
+            lists,
+            label,
+            label_name: schema.label.name.clone(),
+            rule: schema.label.positive.clone(),
+            layout,
+            signed: o.signed,
+            weight: optional(schema.weight.as_deref())?,
+            group: optional(schema.group.as_deref())?,
+            passed: o.passed.iter().map(|n| find(n)).collect::<Result<_, _>>()?,
+            key: optional(split_column)?,
+            split: o.split.clone(),
+            width: (schema.numeric.len(), schema.categorical.len()),
+            na: o.na.iter().map(|n| n.clone().into_bytes()).collect(),
+            integer: o.integer,
+            file: o.file,
+            names,
+        })
+    }
+
+    /// What a field is used as.
+    pub fn uses(&self, i: usize) -> Uses {
+        let number = self.numeric.iter().any(|n| n.0 == i) || self.weight == Some(i);
+        let list = self.lists.iter().any(|l| l.0 == i);
+        let text = self.single.iter().any(|s| s.0 == i)
+            || [self.label, self.group, self.key].contains(&Some(i))
+            || self.passed.contains(&i);
+        Uses { number, text, list }
+    }
+
+    fn missing(&self, field: &[u8]) -> bool {
+        field.is_empty() || self.na.iter().any(|n| n == field)
+    }
+
+    /// The label of a field's text.
+    fn label_of(&self, field: &[u8]) -> Result<u8, RowProblem> {
+        let missing = self.missing(field);
+        if self.layout != LabelLayout::Labelled {
+            return match missing {
+                true => Ok(UNLABELLED),
+                false => Err(RowProblem::MixedLabels {
+                    column: self.label_name.clone(),
+                    found: "has a label",
+                    most: "most rows of the file have none",
+                }),
+            };
+        }
+        if missing {
+            return Err(RowProblem::NoLabel { column: self.label_name.clone() });
+        }
+        let bad = |expected: String| {
+            Err(RowProblem::BadLabel { column: self.label_name.clone(), value: quoted(field), expected })
+        };
+        match &self.rule {
+            Some(rule) => match rule.of(field) {
+                Some(positive) => Ok(u8::from(positive)),
+                None => bad(format!("what its rule \"{}\" can compare; correct the value", rule.text())),
+            },
+            None => match field {
+                b"0" => Ok(0),
+                b"1" => Ok(1),
+                b"-1" if self.signed => Ok(0),
+                b"+1" if self.signed => Ok(1),
+                _ if self.integer => bad("0 or 1; correct the value".into()),
+                _ => bad("0 or 1; correct the value, or say in the schema which values are positive (positive = \">= 4\")".into()),
+            },
+        }
+    }
+
+    /// Appends a row whose fields lie in `text`; `false` if it belongs to another part of the split. On error, and
+    /// then, `rows` is unchanged but for its capacity.
+    #[inline]
+    pub fn push(
+        &self,
+        text: &[u8],
+        line: u64,
+        fields: &impl Fields,
+        rows: &mut RawRows,
+    ) -> Result<bool, RowProblem> {
+        let field = |i: usize| {
+            let (start, end) = fields.range(i);
+            &text[start as usize..end as usize]
+        };
+        if let Some((split, part)) = &self.split {
+            let key = self.key.map_or(&b""[..], field);
+            match split.part(self.file, line, key) {
+                Some(p) if p == *part => {}
+                Some(_) => return Ok(false),
+                None => {
+                    let column = self.key.map_or_else(String::new, |k| self.names[k].clone());
+                    return Err(RowProblem::BadTime { column, value: quoted(key) });
+                }
+            }
+        }
+        let label = match self.label {
+            Some(i) => self.label_of(field(i))?,
+            None => UNLABELLED,
+        };
+        let weight = match self.weight {
+            Some(i) => match fields.number(i, field(i)) {
+                Some(w) if w >= 0.0 => Some(w as f32),
+                _ => {
+                    return Err(RowProblem::BadWeight {
+                        column: self.names[i].clone(),
+                        value: quoted(field(i)),
+                    });
+                }
+            },
+            None => None,
+        };
+        let base = rows.numeric.len();
+        rows.numeric.resize(base + self.width.0, f64::NAN);
+        for &(i, k) in &self.numeric {
+            match fields.number(i, field(i)) {
+                Some(value) => rows.numeric[base + k] = value,
+                None if self.missing(field(i)) => {}
+                None => {
+                    rows.numeric.truncate(base);
+                    let (column, value) = (self.names[i].clone(), quoted(field(i)));
+                    return Err(RowProblem::BadNumber { column, value, integer: self.integer });
+                }
+            }
+        }
+        rows.weights.extend(weight);
+        let first = rows.fields.len();
+        rows.fields.resize(first + self.width.1, (0, 0));
+        for &(i, j) in &self.single {
+            rows.fields[first + j] = fields.range(i);
+        }
+        if !self.na.is_empty() {
+            for &(i, j) in &self.single {
+                if self.missing(field(i)) {
+                    rows.fields[first + j] = (0, 0);
+                }
+            }
+        }
+        for &(i, j, separator) in &self.lists {
+            let begin = rows.items.len() as u32;
+            match fields.items(i) {
+                Some(items) => rows.items.extend_from_slice(items),
+                None if self.missing(field(i)) => {}
+                None => self.split_list(field(i), fields.range(i).0, separator, &mut rows.items),
+            }
+            rows.fields[first + j] = (begin, rows.items.len() as u32);
+        }
+        rows.groups.extend(self.group.map(|i| xxh3_64(field(i))));
+        rows.passed.extend(self.passed.iter().map(|&i| fields.range(i)));
+        rows.labels.push(label);
+        rows.lines.push(line);
+        Ok(true)
+    }
+
+    /// The non-empty parts of a cell that starts at `start`.
+    fn split_list(&self, cell: &[u8], start: u32, separator: char, items: &mut Vec<(u32, u32)>) {
+        let mut buffer = [0; 4];
+        let separator = separator.encode_utf8(&mut buffer).as_bytes();
+        let mut at = 0;
+        while at <= cell.len() {
+            let end = cell[at..]
+                .windows(separator.len())
+                .position(|w| w == separator)
+                .map_or(cell.len(), |n| at + n);
+            if end > at && !self.na.iter().any(|n| *n == cell[at..end]) {
+                items.push((start + at as u32, start + end as u32));
+            }
+            at = end + separator.len();
+        }
+    }
+}
+
+/// Names for a message: all of a few, the first and last of many.
+pub(crate) fn listed(names: &[String]) -> String {
+    let short = |n: &String| quoted(n.as_bytes()).trim_matches('"').to_string();
+    match names {
+        [.., last] if names.len() > 12 => {
+            let head: Vec<String> = names[..6].iter().map(short).collect();
+            format!("{}, … {}", head.join(", "), short(last))
+        }
+        _ => names.iter().map(short).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A finite decimal number of float32's range; NaN for the empty field.
+#[inline]
+pub(crate) fn parse_number(field: &[u8]) -> Option<f64> {
+    if field.is_empty() {
+        return Some(f64::NAN);
+    }
+    let (negative, digits) = match field {
+        [b'-', rest @ ..] => (true, rest),
+        _ => (false, field),
+    };
+    // Up to 15 digits are exact in f64; this is nearly every field.
+    if (1..=15).contains(&digits.len()) {
+        let mut value = 0u64;
+        let mut whole = true;
+        for &d in digits {
+            let digit = d.wrapping_sub(b'0');
+            whole &= digit < 10;
+            value = value.wrapping_mul(10).wrapping_add(u64::from(digit));
+        }
+        if whole {
+            return Some(if negative { -(value as f64) } else { value as f64 });
+        }
+    }
+    // `f64::from_str` alone would let "inf" and "nan" through.
+    if !field.iter().all(|b| b.is_ascii_digit() || b"+-.eE".contains(b)) {
+        return None;
+    }
+    let value: f64 = std::str::from_utf8(field).ok()?.parse().ok()?;
+    (value.abs() <= f64::from(f32::MAX)).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_exactly() {
+        for (text, want) in [
+            ("0", 0.0),
+            ("-2", -2.0),
+            ("007", 7.0),
+            ("999999999999999", 999_999_999_999_999.0),
+            ("12345678901234567890", 12_345_678_901_234_567_890.0),
+            ("1.5", 1.5),
+            ("-1e3", -1000.0),
+            ("+4", 4.0),
+        ] {
+            assert_eq!(parse_number(text.as_bytes()), Some(want), "{text}");
+        }
+        assert!(parse_number(b"").unwrap().is_nan());
+        for bad in ["4e38", "nan", "inf", "-", "1x", " 1", "0x10"] {
+            assert_eq!(parse_number(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}
