@@ -270,7 +270,7 @@ fn what_does_not_fit_is_said_in_one_line() {
     );
     train(&[&["--valid", "nowhere*.csv"], &with[..]].concat(), &["nowhere*.csv", "no file matches"]);
     std::fs::write(&schema, SCHEMA.replace("positive = \">= 4\"\n", "")).unwrap();
-    train(&[&["--split", "0.8,0.2"], &with[..]].concat(), &["log.csv:2", "column rating", "positive = "]);
+    train(&[&["--split", "0.8,0.2"], &with[..]].concat(), &["log.csv:", "column rating", "positive = "]);
     std::fs::write(&schema, SCHEMA.replace("share = \"item\"", "share = \"items\"")).unwrap();
     train(
         &[&["--split", "0.8,0.2"], &with[..]].concat(),

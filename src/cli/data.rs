@@ -67,7 +67,8 @@ pub fn source(
             let found = crate::data::format::resolve(&head, &source.format);
             let criteo = matches!(&found, Ok(Format::Delimited(d)) if d.criteo);
             let file = place.name();
-            if !criteo && !head.is_empty() {
+            // a header may have Criteo's names
+            if !criteo && !head.is_empty() && source.open(schema).is_err() {
                 let is = found.map_or_else(|e| e, |f| format!("is {}, not Criteo's log", f.describe()));
                 bail!(
                     "{}: {is}, and the configuration lists no columns; make a schema: birkhoff schema {} --out schema.toml, \

@@ -51,21 +51,27 @@ impl Parser {
         rows: &mut RawRows,
         problems: &mut Problems,
     ) {
-        let mut marks = Vec::with_capacity(text.len() / 5);
-        let ascii = mark(&text[from..], from, self.format.delimiter, &mut marks);
+        // in front of the first line stands a mark as well, so that field i lies between marks i and i + 1
+        let mut marks = Vec::with_capacity(text.len() / 4);
+        marks.push((from as u32).wrapping_sub(1));
+        let mut lines = Vec::with_capacity(text.len() / 100);
+        let ascii = mark(&text[from..], from, self.format.delimiter, &mut marks, &mut lines);
+        if text.last() != Some(&b'\n') && from < text.len() {
+            lines.push(marks.len() as u32);
+            marks.push(text.len() as u32);
+        }
         let longest = Self::longest(&self.format);
         let wanted = self.plan.names.len();
-        let (mut start, mut first) = (from, 0);
-        while start < text.len() {
-            // Marks first..last are this line's delimiters, last is its end.
-            let mut last = first;
-            while last < marks.len() && text[marks[last] as usize] != b'\n' {
-                last += 1;
-            }
-            let line_end = marks.get(last).map_or(text.len(), |&m| m as usize);
+        let any = !self.comment.is_empty() || !self.format.criteo;
+        let mut first = 0;
+        for &last in &lines {
+            let marks = &marks[first..=last as usize];
+            first = last as usize;
+            let (start, line_end) = (marks[0].wrapping_add(1) as usize, marks[marks.len() - 1] as usize);
             let end = line_end - usize::from(line_end > start && text[line_end - 1] == b'\r');
             let whole = &text[start..end];
-            let result = if self.skipped(whole) {
+            let found = marks.len() - 1;
+            let result = if any && self.skipped(whole) {
                 Ok(true)
             } else if whole.len() > longest {
                 Err(RowProblem::TooLong { limit: longest })
@@ -73,16 +79,15 @@ impl Parser {
                 Err(RowProblem::EmptyLine { expected: self.plan.expected.clone() })
             } else if !ascii && let Err(e) = std::str::from_utf8(whole) {
                 let bad = start + e.valid_up_to();
-                let field = marks[first..last].iter().filter(|&&m| (m as usize) < bad).count();
-                Err(self.not_utf8(last - first + 1, field, offset + bad as u64, text[bad]))
-            } else if last - first + 1 != wanted {
-                Err(self.count(last - first + 1))
+                let field = marks[1..found].iter().filter(|&&m| (m as usize) < bad).count();
+                Err(self.not_utf8(found, field, offset + bad as u64, text[bad]))
+            } else if found != wanted {
+                Err(self.count(found))
+            } else if end < line_end {
+                let range = |i: usize| (marks[i].wrapping_add(1), marks[i + 1].min(end as u32));
+                self.plan.push(text, line, &Ranges(range), rows)
             } else {
-                let ends = &marks[first..last];
-                let range = |i: usize| {
-                    let begin = if i == 0 { start as u32 } else { ends[i - 1] + 1 };
-                    (begin, ends.get(i).copied().unwrap_or(end as u32))
-                };
+                let range = |i: usize| (marks[i].wrapping_add(1), marks[i + 1]);
                 self.plan.push(text, line, &Ranges(range), rows)
             };
             if let Err(problem) = result {
@@ -92,7 +97,6 @@ impl Parser {
                 }
             }
             line += 1;
-            (start, first) = (line_end + 1, last + 1);
         }
     }
 
@@ -255,34 +259,110 @@ impl Parser {
     }
 }
 
-/// Appends the places (plus `base`) of delimiters and line breaks; whether all bytes are ASCII.
-fn mark(text: &[u8], base: usize, delimiter: u8, marks: &mut Vec<u32>) -> bool {
-    const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-    let (d, n) = (u64::from_ne_bytes([delimiter; 8]), u64::from_ne_bytes([b'\n'; 8]));
-    // the top bit of each byte that is zero, exactly (Mycroft's test without its false positives)
-    let zero = |x: u64| !(((x & LOW) + LOW) | x | LOW);
-    let mut high = 0;
-    let words = text.chunks_exact(8);
-    let rest = words.remainder();
+/// Appends the places (plus `base`) of delimiters and line breaks to `marks`, and of each line break its index there
+/// to `lines`; whether all bytes are ASCII.
+fn mark(text: &[u8], base: usize, delimiter: u8, marks: &mut Vec<u32>, lines: &mut Vec<u32>) -> bool {
+    let mut high = 0u64;
+    let blocks = text.chunks_exact(64);
+    let rest = blocks.remainder();
     let mut at = base as u32;
-    for word in words {
-        let x = u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]]);
-        high |= x;
-        let mut found = zero(x ^ d) | zero(x ^ n);
-        while found != 0 {
-            marks.push(at + (found.trailing_zeros() >> 3));
-            found &= found - 1;
+    for block in blocks {
+        let Masks { mut found, breaks, high: h } = masks(block, delimiter);
+        high |= h;
+        let mut breaks = breaks;
+        marks.reserve(64);
+        // up to the next line break, without asking at each delimiter
+        while breaks != 0 {
+            let upto = breaks ^ (breaks - 1);
+            push_bits(found & upto, at, marks);
+            lines.push(marks.len() as u32 - 1);
+            found &= !upto;
+            breaks &= breaks - 1;
         }
-        at += 8;
+        push_bits(found, at, marks);
+        at += 64;
     }
     for &byte in rest {
         if byte == delimiter || byte == b'\n' {
             marks.push(at);
+            if byte == b'\n' {
+                lines.push(marks.len() as u32 - 1);
+            }
         }
-        high |= u64::from(byte);
+        high |= u64::from(byte >> 7);
         at += 1;
     }
-    high & !LOW == 0
+    high == 0
+}
+
+#[inline]
+fn push_bits(mut bits: u64, at: u32, marks: &mut Vec<u32>) {
+    while bits != 0 {
+        marks.push(at + bits.trailing_zeros());
+        bits &= bits - 1;
+    }
+}
+
+/// One bit a byte of a block of 64.
+struct Masks {
+    /// Delimiters and line breaks.
+    found: u64,
+    /// Line breaks.
+    breaks: u64,
+    /// Bytes above 127.
+    high: u64,
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn masks(block: &[u8], delimiter: u8) -> Masks {
+    // SAFETY: SSE2 is part of every x86-64.
+    unsafe { masks_sse2(block, delimiter) }
+}
+
+/// Sixteen bytes at a time.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse2")]
+#[inline]
+fn masks_sse2(block: &[u8], delimiter: u8) -> Masks {
+    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
+    let mut m = Masks { found: 0, breaks: 0, high: 0 };
+    let (d, n) = (_mm_set1_epi8(delimiter as i8), _mm_set1_epi8(b'\n' as i8));
+    for (i, p) in block.chunks_exact(16).enumerate() {
+        let low = i64::from_le_bytes([p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]]);
+        let high = i64::from_le_bytes([p[8], p[9], p[10], p[11], p[12], p[13], p[14], p[15]]);
+        let x = _mm_set_epi64x(high, low);
+        let breaks = _mm_movemask_epi8(_mm_cmpeq_epi8(x, n)) as u64;
+        let found = _mm_movemask_epi8(_mm_cmpeq_epi8(x, d)) as u64 | breaks;
+        m.found |= found << (16 * i);
+        m.breaks |= breaks << (16 * i);
+        m.high |= (_mm_movemask_epi8(x) as u64) << (16 * i);
+    }
+    m
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use masks_of_words as masks;
+
+/// Eight bytes at a time.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+#[inline]
+fn masks_of_words(block: &[u8], delimiter: u8) -> Masks {
+    const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    let (d, n) = (u64::from_ne_bytes([delimiter; 8]), u64::from_ne_bytes([b'\n'; 8]));
+    // the top bit of each byte that is zero, exactly (Mycroft's test without its false positives)
+    let zero = |x: u64| !(((x & LOW) + LOW) | x | LOW);
+    // the top bits of eight bytes as eight bits
+    let gather = |x: u64| ((x >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) & 0xff;
+    let mut m = Masks { found: 0, breaks: 0, high: 0 };
+    for (i, p) in block.chunks_exact(8).enumerate() {
+        let x = u64::from_le_bytes([p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]]);
+        let breaks = gather(zero(x ^ n)) << (8 * i);
+        m.found |= gather(zero(x ^ d)) << (8 * i) | breaks;
+        m.breaks |= breaks;
+        m.high |= gather(x & !LOW) << (8 * i);
+    }
+    m
 }
 
 /// The first records of a text as fields, at most `most` of them, and the offset behind each and its line; whether
@@ -352,12 +432,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn marks_are_where_the_bytes_are(text in prop::collection::vec(prop::sample::select(b"\t\n\x08\x0b\x89\x8a\x00ab".to_vec()), 0..70)) {
-            let mut marks = vec![];
-            let ascii = mark(&text, 3, b'\t', &mut marks);
+        fn marks_are_where_the_bytes_are(text in prop::collection::vec(prop::sample::select(b"\t\n\x08\x0b\x89\x8a\x00ab".to_vec()), 0..300)) {
+            let (mut marks, mut lines) = (vec![], vec![]);
+            let ascii = mark(&text, 3, b'\t', &mut marks, &mut lines);
             let want: Vec<u32> = (0..text.len()).filter(|&i| matches!(text[i], b'\t' | b'\n')).map(|i| 3 + i as u32).collect();
+            let breaks: Vec<u32> = lines.iter().map(|&l| marks[l as usize] - 3).collect();
+            let want_breaks: Vec<u32> = (0..text.len()).filter(|&i| text[i] == b'\n').map(|i| i as u32).collect();
+            prop_assert_eq!(breaks, want_breaks);
             prop_assert_eq!(marks, want);
             prop_assert_eq!(ascii, text.is_ascii());
+            for block in text.chunks_exact(64) {
+                let (a, b) = (masks(block, b'\t'), masks_of_words(block, b'\t'));
+                prop_assert_eq!((a.found, a.breaks, a.high), (b.found, b.breaks, b.high));
+            }
         }
 
         /// What the `csv` crate writes is read back; what it reads is read alike, with and without quotes.

@@ -17,6 +17,9 @@ use super::rows::{ListIds, RawRows, Rows};
 use super::schema::{Encoding, Schema, Transform};
 use super::vocab::{ColumnEncoder, Counter, Interner};
 
+/// Rows that are encoded column by column.
+const TILE: usize = 64;
+
 const FORMAT: &str = "birkhoff-encoder";
 const VERSION: u32 = 2;
 
@@ -69,36 +72,44 @@ impl FittedEncoder {
 
     /// Appends the encoded rows to `out`. A list longer than its column's `max_length` is cut there.
     pub fn encode(&self, raw: &RawRows, out: &mut Rows) {
-        self.encode_numeric(raw, &mut out.numeric);
-        let c = self.columns.len();
-        let (mut single, mut list) = (0, 0);
-        let start = out.ids.len();
-        out.ids.resize(start + raw.len() * out.columns, 0);
-        // Column by column: the choice of encoder is made once, and lookups of neighbouring rows overlap.
-        for (j, (column, owner)) in self.schema.categorical.iter().zip(self.schema.owners()).enumerate() {
-            let encoder = &self.columns[owner];
-            if let Some(options) = &column.list {
-                let ids = &mut out.lists[list];
-                list += 1;
-                for row in 0..raw.len() {
-                    let most = if options.max_length == 0 { usize::MAX } else { options.max_length as usize };
-                    ids.ids.extend(raw.list(row * c + j).take(most).map(|value| encoder.id(value)));
-                    ids.ends.push(ids.ids.len() as u32);
-                }
-                continue;
+        let (c, n) = (self.columns.len(), self.schema.numeric.len());
+        let start = (out.numeric.len(), out.ids.len());
+        out.numeric.resize(start.0 + raw.len() * out.features, 0.0);
+        out.ids.resize(start.1 + raw.len() * out.columns, 0);
+        let owners = self.schema.owners();
+        let columns: Vec<(&ColumnEncoder, bool)> = (self.schema.categorical.iter().zip(owners))
+            .map(|(column, owner)| (&self.columns[owner], column.list.is_some()))
+            .collect();
+        // Some rows at a time, column by column: what they touch stays in the first-level cache, the choice of
+        // encoder is made once for all of them, and the lookups of neighbouring rows overlap.
+        for first in (0..raw.len()).step_by(TILE) {
+            let rows = first..(first + TILE).min(raw.len());
+            if n > 0 {
+                let numeric = &raw.numeric[rows.start * n..rows.end * n];
+                let places = start.0 + rows.start * out.features..start.0 + rows.end * out.features;
+                self.encode_numeric(numeric, &mut out.numeric[places]);
             }
-            let places = out.ids[start..].iter_mut().skip(single).step_by(out.columns);
-            let fields = raw.fields.iter().skip(j).step_by(c);
-            for (id, &field) in places.zip(fields) {
-                *id = encoder.id(raw.slice(field));
+            let places = start.1 + rows.start * out.columns..start.1 + rows.end * out.columns;
+            let ids = &mut out.ids[places];
+            let fields = &raw.fields[rows.start * c..rows.end * c];
+            let singles = columns.iter().enumerate().filter(|(_, column)| !column.1);
+            for (k, (j, (encoder, _))) in singles.enumerate() {
+                let places = ids.iter_mut().skip(k).step_by(out.columns.max(1));
+                encoder.ids(&raw.text, fields.iter().skip(j).step_by(c), places);
             }
-            single += 1;
+        }
+        let lists = self.schema.categorical.iter().enumerate().filter_map(|(j, c)| Some((j, c.list.as_ref()?)));
+        for ((j, options), ids) in lists.zip(&mut out.lists) {
+            let most = if options.max_length == 0 { usize::MAX } else { options.max_length as usize };
+            for row in 0..raw.len() {
+                ids.ids.extend(raw.list(row * c + j).take(most).map(|value| columns[j].0.id(value)));
+                ids.ends.push(ids.ids.len() as u32);
+            }
         }
         out.labels.extend_from_slice(&raw.labels);
         out.weights.extend_from_slice(&raw.weights);
         out.groups.extend_from_slice(&raw.groups);
-        out.passed
-            .extend(raw.passed.iter().map(|&range| String::from_utf8_lossy(raw.slice(range)).into_owned()));
+        out.passed.extend(raw.passed.iter().map(|&range| String::from_utf8_lossy(raw.slice(range)).into_owned()));
     }
 
     /// Rows with a list that is longer than its column's `max_length`.
@@ -112,35 +123,30 @@ impl FittedEncoder {
         if lists.is_empty() { 0 } else { (0..raw.len()).filter(|&row| longer(row)).count() as u64 }
     }
 
-    fn encode_numeric(&self, raw: &RawRows, out: &mut Vec<f32>) {
+    /// Values `[rows, numeric columns]` into features `[rows, F]`.
+    fn encode_numeric(&self, values: &[f64], out: &mut [f32]) {
         let (n, features) = (self.schema.numeric.len(), self.schema.features());
-        let start = out.len();
-        out.resize(start + raw.len() * features, 0.0);
-        if n == 0 {
-            return;
-        }
         let small = log_of_small();
         let mut indicator = n;
         for (k, column) in self.schema.numeric.iter().enumerate() {
-            let values = raw.numeric.iter().skip(k).step_by(n);
-            let places = out[start..].iter_mut().skip(k).step_by(features);
+            let rows = out.chunks_exact_mut(features).zip(values.chunks_exact(n));
             match column.transform {
                 Transform::Log => {
-                    for (place, &value) in places.zip(values) {
+                    for (out, values) in rows {
                         // the counts of a click log are small whole numbers; a logarithm costs more than the rest
+                        let value = values[k];
                         let whole = value as usize; // NaN and negative numbers give 0
-                        *place = match small.get(whole) {
+                        out[k] = match small.get(whole) {
                             Some(&log) if whole as f64 == value => log,
                             _ => column.transform.apply(value),
                         };
                     }
                 }
-                transform => places.zip(values).for_each(|(place, &value)| *place = transform.apply(value)),
+                transform => rows.for_each(|(out, values)| out[k] = transform.apply(values[k])),
             }
             if column.indicator {
-                let values = raw.numeric.iter().skip(k).step_by(n);
-                let places = out[start..].iter_mut().skip(indicator).step_by(features);
-                places.zip(values).for_each(|(place, value)| *place = f32::from(u8::from(value.is_nan())));
+                let rows = out.chunks_exact_mut(features).zip(values.chunks_exact(n));
+                rows.for_each(|(out, values)| out[indicator] = f32::from(u8::from(values[k].is_nan())));
                 indicator += 1;
             }
         }

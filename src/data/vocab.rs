@@ -231,6 +231,33 @@ impl ColumnEncoder {
         }
     }
 
+    /// The ids of values that lie in `text`.
+    #[inline]
+    pub fn ids<'a>(
+        &self,
+        text: &[u8],
+        fields: impl Iterator<Item = &'a (u32, u32)>,
+        out: impl Iterator<Item = &'a mut u32>,
+    ) {
+        let value = |&(start, end): &(u32, u32)| &text[start as usize..end as usize];
+        match self {
+            ColumnEncoder::Vocabulary(values) => {
+                for (id, field) in out.zip(fields) {
+                    let value = value(field);
+                    *id = match value.is_empty() {
+                        true => MISSING,
+                        false => values.get(value).map_or(OOV, |n| n + FIRST_VALUE),
+                    };
+                }
+            }
+            ColumnEncoder::Hash { .. } => {
+                for (id, field) in out.zip(fields) {
+                    *id = self.id(value(field));
+                }
+            }
+        }
+    }
+
     /// Rows of the column's embedding table: ids are below it.
     pub fn table_rows(&self) -> u32 {
         match self {
