@@ -39,6 +39,8 @@ fn main() {
     .map(|(name, e)| (name, fit(&source, &Schema::criteo(Transform::Log, true, e)).expect(name).0))
     .collect();
     let path = Path::new("bench.tsv");
+    let values: u64 = encoders[0].1.table_rows().iter().map(|&r| u64::from(r)).sum();
+    println!("{values} values in the vocabularies");
     let (mut bare, mut ours) = (vec![], vec![vec![]; encoders.len()]);
     // turn by turn, so that a busy machine slows all alike
     for _ in 0..ROUNDS {
@@ -59,15 +61,8 @@ fn main() {
             let begin = Instant::now();
             let mut reader = source.open(&encoder.schema).expect("opens");
             let mut seen = 0;
-            while let Some(chunks) = reader
-                .next_chunks(|raw| {
-                    let mut rows = encoder.empty_rows();
-                    encoder.encode(&raw, &mut rows);
-                    black_box(rows).len()
-                })
-                .expect("good rows")
-            {
-                seen += chunks.iter().sum::<usize>();
+            while let Some(chunks) = reader.next_encoded(encoder).expect("good rows") {
+                seen += black_box(chunks).iter().map(|c| c.0.len()).sum::<usize>();
             }
             assert_eq!(seen as u64, ROWS);
             times.push(begin.elapsed().as_secs_f64());

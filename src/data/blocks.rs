@@ -199,6 +199,8 @@ impl<R: Read> BlockReader<R> {
 
     /// Appends up to `room` bytes, as many as there are.
     fn fill(&mut self, text: &mut Vec<u8>, room: usize) -> Result<(), DataError> {
+        // or else it grows, and is copied, step by step
+        text.reserve(room + 64);
         let read = self.source.by_ref().take(room as u64).read_to_end(text);
         let read = read.map_err(|e| DataError::io(&self.path, "read", e))?;
         self.ended = read < room;

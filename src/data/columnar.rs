@@ -15,8 +15,7 @@ use arrow_schema::{DataType, Field, SchemaRef};
 use super::delimited::Problems;
 use super::error::{DataError, RowProblem, quoted};
 use super::input::{Place, Seekable};
-use super::plan::{Fields, Plan};
-use super::rows::RawRows;
+use super::plan::{Fields, Plan, Sink};
 
 /// Rows of a batch at most.
 const BATCH: usize = 8192;
@@ -198,7 +197,10 @@ impl Fields for RowFields<'_> {
             Some(n) if n.is_null(self.row) => Some(f64::NAN),
             // beyond the range of f32 it is no feature; NaN is missing
             Some(n) => Some(n.value(self.row)).filter(|v| v.is_nan() || v.abs() <= f64::from(f32::MAX)),
-            None => super::plan::parse_number(text),
+            None => {
+                let (start, end) = self.ranges[i];
+                super::plan::parse_number(&text[start as usize..end as usize])
+            }
         }
     }
 
@@ -209,13 +211,14 @@ impl Fields for RowFields<'_> {
 
 /// The rows of a batch whose first row is number `before` + 1; with `stop`, up to its first bad row. The error
 /// names a column.
-pub(crate) fn rows_of(
+pub(crate) fn rows_of<S: Sink>(
     batch: &RecordBatch,
     before: u64,
     plan: &Plan,
     stop: bool,
-) -> Result<(RawRows, Problems), (String, String)> {
-    let (mut rows, mut problems) = (RawRows::default(), vec![]);
+    mut rows: S,
+) -> Result<(S, Problems), (String, String)> {
+    let mut problems = vec![];
     let schema = batch.schema();
     // a name that stands twice is used nowhere: the plan refuses it
     let find = |name: &str| schema.fields().iter().position(|f| f.name() == name);
@@ -281,6 +284,6 @@ pub(crate) fn rows_of(
             }
         }
     }
-    rows.text = text;
+    rows.finish(text);
     Ok((rows, problems))
 }

@@ -3,11 +3,12 @@
 //! A block without quotes is cut at the places of delimiters and line breaks, found eight bytes at a time; one with
 //! quotes goes through a state machine that unescapes. Either way a field is a range of the block's bytes.
 
+use std::cell::RefCell;
+
 use super::blocks::{Block, LONGEST_LINE, LONGEST_RECORD};
 use super::error::RowProblem;
 use super::format::Delimited;
-use super::plan::{LabelLayout, Plan, Ranges};
-use super::rows::RawRows;
+use super::plan::{LabelLayout, Plan, Ranges, Sink};
 
 /// (line, problem) of rows that cannot be used.
 pub(crate) type Problems = Vec<(u64, RowProblem)>;
@@ -27,8 +28,14 @@ impl Parser {
     }
 
     /// Parses a block from byte `from` on, which is at line `line`; with `stop`, up to its first bad row.
-    pub fn parse(&self, block: Block, from: usize, line: u64, stop: bool) -> (RawRows, Problems) {
-        let mut rows = RawRows::default();
+    pub fn parse<S: Sink>(
+        &self,
+        block: Block,
+        from: usize,
+        line: u64,
+        stop: bool,
+        mut rows: S,
+    ) -> (S, Problems) {
         let mut problems = Vec::new();
         let quoted = self.format.quote.is_some_and(|q| block.text[from..].contains(&q));
         let mut text = block.text;
@@ -37,35 +44,52 @@ impl Parser {
         } else {
             self.parse_plain(&text, block.offset, from, line, stop, &mut rows, &mut problems);
         }
-        rows.text = text;
+        rows.finish(text);
         (rows, problems)
     }
 
-    fn parse_plain(
+    fn parse_plain<S: Sink>(
         &self,
         text: &[u8],
         offset: u64,
         from: usize,
-        mut line: u64,
+        line: u64,
         stop: bool,
-        rows: &mut RawRows,
+        rows: &mut S,
         problems: &mut Problems,
     ) {
-        // in front of the first line stands a mark as well, so that field i lies between marks i and i + 1
-        let mut marks = Vec::with_capacity(text.len() / 4);
-        marks.push((from as u32).wrapping_sub(1));
-        let mut lines = Vec::with_capacity(text.len() / 100);
-        let ascii = mark(&text[from..], from, self.format.delimiter, &mut marks, &mut lines);
-        if text.last() != Some(&b'\n') && from < text.len() {
-            lines.push(marks.len() as u32);
-            marks.push(text.len() as u32);
-        }
+        SCRATCH.with_borrow_mut(|marks| {
+            // compiled for what this processor has: counting and clearing bits is most of the work
+            pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || {
+                    let ascii = marks.find(&text[from..], from, self.format.delimiter);
+                    // in a damaged file most lines may be none
+                    rows.expect(marks.lines.len().min(text.len() / 32), self.plan.width());
+                    self.parse_lines(text, offset, line, stop, marks, ascii, rows, problems);
+                },
+            );
+        });
+    }
+
+    #[inline(always)]
+    fn parse_lines<S: Sink>(
+        &self,
+        text: &[u8],
+        offset: u64,
+        mut line: u64,
+        stop: bool,
+        marks: &Marks,
+        ascii: bool,
+        rows: &mut S,
+        problems: &mut Problems,
+    ) {
         let longest = Self::longest(&self.format);
         let wanted = self.plan.names.len();
         let any = !self.comment.is_empty() || !self.format.criteo;
         let mut first = 0;
-        for &last in &lines {
-            let marks = &marks[first..=last as usize];
+        for &last in &marks.lines {
+            let marks = &marks.places[first..=last as usize];
             first = last as usize;
             let (start, line_end) = (marks[0].wrapping_add(1) as usize, marks[marks.len() - 1] as usize);
             let end = line_end - usize::from(line_end > start && text[line_end - 1] == b'\r');
@@ -117,14 +141,14 @@ impl Parser {
         RowProblem::NotUtf8 { column, offset, byte }
     }
 
-    fn parse_quoted(
+    fn parse_quoted<S: Sink>(
         &self,
         text: &mut Vec<u8>,
         offset: u64,
         from: usize,
         mut line: u64,
         stop: bool,
-        rows: &mut RawRows,
+        rows: &mut S,
         problems: &mut Problems,
     ) {
         let length = text.len();
@@ -259,47 +283,85 @@ impl Parser {
     }
 }
 
-/// Appends the places (plus `base`) of delimiters and line breaks to `marks`, and of each line break its index there
-/// to `lines`; whether all bytes are ASCII.
-fn mark(text: &[u8], base: usize, delimiter: u8, marks: &mut Vec<u32>, lines: &mut Vec<u32>) -> bool {
-    let mut high = 0u64;
-    let blocks = text.chunks_exact(64);
-    let rest = blocks.remainder();
-    let mut at = base as u32;
-    for block in blocks {
-        let Masks { mut found, breaks, high: h } = masks(block, delimiter);
-        high |= h;
-        let mut breaks = breaks;
-        marks.reserve(64);
-        // up to the next line break, without asking at each delimiter
-        while breaks != 0 {
-            let upto = breaks ^ (breaks - 1);
-            push_bits(found & upto, at, marks);
-            lines.push(marks.len() as u32 - 1);
-            found &= !upto;
-            breaks &= breaks - 1;
-        }
-        push_bits(found, at, marks);
-        at += 64;
-    }
-    for &byte in rest {
-        if byte == delimiter || byte == b'\n' {
-            marks.push(at);
-            if byte == b'\n' {
-                lines.push(marks.len() as u32 - 1);
-            }
-        }
-        high |= u64::from(byte >> 7);
-        at += 1;
-    }
-    high == 0
+thread_local! {
+    /// Kept from block to block: memory that is new has to be cleared first.
+    static SCRATCH: RefCell<Marks> = RefCell::default();
 }
 
-#[inline]
-fn push_bits(mut bits: u64, at: u32, marks: &mut Vec<u32>) {
-    while bits != 0 {
-        marks.push(at + bits.trailing_zeros());
-        bits &= bits - 1;
+/// Where the fields of a block's lines are.
+#[derive(Default)]
+struct Marks {
+    /// Places of delimiters and line breaks; in front of the first line stands one as well, so that field i lies
+    /// between marks i and i + 1. What follows the last line is left over.
+    places: Vec<u32>,
+    /// Of each line break its index there; a last line without one has one at the text's end.
+    lines: Vec<u32>,
+}
+
+impl Marks {
+    /// Finds them in a text that stands at `base` of its block; whether all bytes are ASCII.
+    #[inline(always)]
+    fn find(&mut self, text: &[u8], base: usize, delimiter: u8) -> bool {
+        let places = &mut self.places;
+        let lines = &mut self.lines;
+        lines.clear();
+        places.resize(places.len().max(256), 0);
+        places[0] = (base as u32).wrapping_sub(1);
+        let mut n = 1;
+        let mut high = 0u64;
+        let mut at = base as u32;
+        let blocks = text.chunks_exact(64);
+        let rest = blocks.remainder();
+        let mut last = [0; 64];
+        last[..rest.len()].copy_from_slice(rest);
+        // zeros are no delimiters, unless a NUL is one
+        let whole = text.len() / 64 * 64;
+        for (i, block) in blocks.chain(std::iter::once(&last[..])).enumerate() {
+            let mut m = masks(block, delimiter);
+            if i * 64 >= whole && rest.len() < 64 {
+                let real = (1u64 << rest.len()) - 1;
+                m = Masks { found: m.found & real, breaks: m.breaks & real, high: m.high & real };
+            }
+            high |= m.high;
+            if places.len() < n + 64 {
+                places.resize(2 * places.len(), 0);
+            }
+            let count = m.found.count_ones() as usize;
+            // eight by eight, as no processor foresees how many there are
+            let mut bits = m.found;
+            for place in &mut places[n..n + 8] {
+                *place = at + bits.trailing_zeros();
+                bits &= bits.wrapping_sub(1);
+            }
+            if count > 8 {
+                for place in &mut places[n + 8..n + 16] {
+                    *place = at + bits.trailing_zeros();
+                    bits &= bits.wrapping_sub(1);
+                }
+            }
+            if count > 16 {
+                for place in &mut places[n + 16..n + count] {
+                    *place = at + bits.trailing_zeros();
+                    bits &= bits.wrapping_sub(1);
+                }
+            }
+            let mut breaks = m.breaks;
+            while breaks != 0 {
+                let before = m.found & (breaks & breaks.wrapping_neg()).wrapping_sub(1);
+                lines.push(n as u32 + before.count_ones());
+                breaks &= breaks - 1;
+            }
+            n += count;
+            at = at.wrapping_add(64);
+        }
+        if !text.is_empty() && text.last() != Some(&b'\n') {
+            if places.len() <= n {
+                places.push(0);
+            }
+            places[n] = (base + text.len()) as u32;
+            lines.push(n as u32);
+        }
+        high == 0
     }
 }
 
@@ -314,7 +376,7 @@ struct Masks {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[inline]
+#[inline(always)]
 fn masks(block: &[u8], delimiter: u8) -> Masks {
     // SAFETY: SSE2 is part of every x86-64.
     unsafe { masks_sse2(block, delimiter) }
@@ -408,6 +470,7 @@ pub(crate) struct Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::rows::RawRows;
     use crate::data::schema::{CategoricalColumn, Encoding, Schema};
     use proptest::prelude::*;
 
@@ -423,7 +486,7 @@ mod tests {
 
     fn parse(p: &Parser, text: &[u8]) -> (Vec<Vec<Vec<u8>>>, Vec<u64>, Problems) {
         let block = Block { text: text.to_vec(), offset: 0, first_line: 1 };
-        let (rows, problems) = p.parse(block, 0, 1, false);
+        let (rows, problems) = p.parse(block, 0, 1, false, RawRows::default());
         let c = p.plan.names.len();
         let values =
             (0..rows.len()).map(|r| (0..c).map(|j| rows.field(r * c + j).to_vec()).collect()).collect();
@@ -433,13 +496,19 @@ mod tests {
     proptest! {
         #[test]
         fn marks_are_where_the_bytes_are(text in prop::collection::vec(prop::sample::select(b"\t\n\x08\x0b\x89\x8a\x00ab".to_vec()), 0..300)) {
-            let (mut marks, mut lines) = (vec![], vec![]);
-            let ascii = mark(&text, 3, b'\t', &mut marks, &mut lines);
-            let want: Vec<u32> = (0..text.len()).filter(|&i| matches!(text[i], b'\t' | b'\n')).map(|i| 3 + i as u32).collect();
-            let breaks: Vec<u32> = lines.iter().map(|&l| marks[l as usize] - 3).collect();
-            let want_breaks: Vec<u32> = (0..text.len()).filter(|&i| text[i] == b'\n').map(|i| i as u32).collect();
-            prop_assert_eq!(breaks, want_breaks);
-            prop_assert_eq!(marks, want);
+            let mut marks = Marks::default();
+            let ascii = marks.find(&text, 3, b'\t');
+            let mut want: Vec<usize> = (0..text.len()).filter(|&i| matches!(text[i], b'\t' | b'\n')).collect();
+            let mut breaks: Vec<usize> = (0..text.len()).filter(|&i| text[i] == b'\n').collect();
+            if !text.is_empty() && text.last() != Some(&b'\n') {
+                want.push(text.len());
+                breaks.push(text.len());
+            }
+            let places: Vec<usize> = marks.places[1..=want.len()].iter().map(|&p| p as usize - 3).collect();
+            prop_assert_eq!(places, want);
+            let lines: Vec<usize> = marks.lines.iter().map(|&l| marks.places[l as usize] as usize - 3).collect();
+            prop_assert_eq!(lines, breaks);
+            prop_assert_eq!(marks.places[0], 2);
             prop_assert_eq!(ascii, text.is_ascii());
             for block in text.chunks_exact(64) {
                 let (a, b) = (masks(block, b'\t'), masks_of_words(block, b'\t'));

@@ -13,12 +13,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::DataError;
+use super::plan::Sink;
 use super::rows::{ListIds, RawRows, Rows};
 use super::schema::{Encoding, Schema, Transform};
-use super::vocab::{ColumnEncoder, Counter, Interner};
-
-/// Rows that are encoded column by column.
-const TILE: usize = 64;
+use super::vocab::{ColumnEncoder, Counter, Interner, MISSING};
 
 const FORMAT: &str = "birkhoff-encoder";
 const VERSION: u32 = 2;
@@ -72,84 +70,24 @@ impl FittedEncoder {
 
     /// Appends the encoded rows to `out`. A list longer than its column's `max_length` is cut there.
     pub fn encode(&self, raw: &RawRows, out: &mut Rows) {
-        let (c, n) = (self.columns.len(), self.schema.numeric.len());
-        let start = (out.numeric.len(), out.ids.len());
-        out.numeric.resize(start.0 + raw.len() * out.features, 0.0);
-        out.ids.resize(start.1 + raw.len() * out.columns, 0);
-        let owners = self.schema.owners();
-        let columns: Vec<(&ColumnEncoder, bool)> = (self.schema.categorical.iter().zip(owners))
-            .map(|(column, owner)| (&self.columns[owner], column.list.is_some()))
-            .collect();
-        // Some rows at a time, column by column: what they touch stays in the first-level cache, the choice of
-        // encoder is made once for all of them, and the lookups of neighbouring rows overlap.
-        for first in (0..raw.len()).step_by(TILE) {
-            let rows = first..(first + TILE).min(raw.len());
-            if n > 0 {
-                let numeric = &raw.numeric[rows.start * n..rows.end * n];
-                let places = start.0 + rows.start * out.features..start.0 + rows.end * out.features;
-                self.encode_numeric(numeric, &mut out.numeric[places]);
-            }
-            let places = start.1 + rows.start * out.columns..start.1 + rows.end * out.columns;
-            let ids = &mut out.ids[places];
-            let fields = &raw.fields[rows.start * c..rows.end * c];
-            let singles = columns.iter().enumerate().filter(|(_, column)| !column.1);
-            for (k, (j, (encoder, _))) in singles.enumerate() {
-                let places = ids.iter_mut().skip(k).step_by(out.columns.max(1));
-                encoder.ids(&raw.text, fields.iter().skip(j).step_by(c), places);
-            }
-        }
-        let lists = self.schema.categorical.iter().enumerate().filter_map(|(j, c)| Some((j, c.list.as_ref()?)));
-        for ((j, options), ids) in lists.zip(&mut out.lists) {
-            let most = if options.max_length == 0 { usize::MAX } else { options.max_length as usize };
-            for row in 0..raw.len() {
-                ids.ids.extend(raw.list(row * c + j).take(most).map(|value| columns[j].0.id(value)));
-                ids.ends.push(ids.ids.len() as u32);
-            }
-        }
-        out.labels.extend_from_slice(&raw.labels);
-        out.weights.extend_from_slice(&raw.weights);
-        out.groups.extend_from_slice(&raw.groups);
-        out.passed.extend(raw.passed.iter().map(|&range| String::from_utf8_lossy(raw.slice(range)).into_owned()));
-    }
-
-    /// Rows with a list that is longer than its column's `max_length`.
-    pub fn cut(&self, raw: &RawRows) -> u64 {
-        let c = self.columns.len();
-        let lists = self.schema.categorical.iter().enumerate();
-        let lists: Vec<(usize, usize)> =
-            lists.filter_map(|(j, c)| Some((j, c.list.as_ref()?.max_length as usize))).collect();
-        let longer =
-            |row: usize| lists.iter().any(|&(j, most)| most > 0 && raw.list(row * c + j).len() > most);
-        if lists.is_empty() { 0 } else { (0..raw.len()).filter(|&row| longer(row)).count() as u64 }
-    }
-
-    /// Values `[rows, numeric columns]` into features `[rows, F]`.
-    fn encode_numeric(&self, values: &[f64], out: &mut [f32]) {
-        let (n, features) = (self.schema.numeric.len(), self.schema.features());
-        let small = log_of_small();
-        let mut indicator = n;
-        for (k, column) in self.schema.numeric.iter().enumerate() {
-            let rows = out.chunks_exact_mut(features).zip(values.chunks_exact(n));
-            match column.transform {
-                Transform::Log => {
-                    for (out, values) in rows {
-                        // the counts of a click log are small whole numbers; a logarithm costs more than the rest
-                        let value = values[k];
-                        let whole = value as usize; // NaN and negative numbers give 0
-                        out[k] = match small.get(whole) {
-                            Some(&log) if whole as f64 == value => log,
-                            _ => column.transform.apply(value),
-                        };
-                    }
+        let (n, c) = (self.schema.numeric.len(), self.columns.len());
+        let mut sink = EncodingSink::new(self);
+        for row in 0..raw.len() {
+            sink.begin((n, c));
+            (0..n).for_each(|k| sink.number(k, raw.numeric[row * n + k]));
+            for (j, column) in self.schema.categorical.iter().enumerate() {
+                let (start, end) = raw.fields[row * c + j];
+                match column.list {
+                    Some(_) => sink.list(j, &raw.items[start as usize..end as usize], &raw.text),
+                    None => sink.single(j, (start, end), &raw.text),
                 }
-                transform => rows.for_each(|(out, values)| out[k] = transform.apply(values[k])),
             }
-            if column.indicator {
-                let rows = out.chunks_exact_mut(features).zip(values.chunks_exact(n));
-                rows.for_each(|(out, values)| out[indicator] = f32::from(u8::from(values[k].is_nan())));
-                indicator += 1;
-            }
+            let passed = raw.passed.len() / raw.len();
+            raw.passed[row * passed..(row + 1) * passed].iter().for_each(|&r| sink.pass(r, &raw.text));
+            let (weight, group) = (raw.weights.get(row).copied(), raw.groups.get(row).copied());
+            sink.end(raw.labels[row], weight, group, raw.lines.get(row).copied().unwrap_or(0));
         }
+        out.append(&sink.into_rows().0);
     }
 
     /// Rows, empty, of the width that this encoder makes.
@@ -247,6 +185,149 @@ impl FittedEncoder {
         }
         lines.at_end()?;
         Ok(FittedEncoder { schema: header.schema, columns, rows: header.rows, positives: header.positives })
+    }
+}
+
+/// Rows that are encoded as they are parsed.
+pub(crate) struct EncodingSink<'a> {
+    rows: Rows,
+    /// Rows with a list that was cut.
+    cut: u64,
+    /// Of each numeric column its transform and the place of its indicator.
+    numeric: Vec<(Transform, Option<usize>)>,
+    /// Of each categorical column.
+    columns: Vec<Place<'a>>,
+    /// Start of the row in `rows.numeric` and `rows.ids`, which may be longer than they will be.
+    at: (usize, usize),
+    small: &'static [f32],
+    was_cut: bool,
+}
+
+/// Where a categorical column's ids go.
+struct Place<'a> {
+    encoder: &'a ColumnEncoder,
+    /// Among the single-valued columns, or the lists.
+    index: usize,
+    /// Values of a list that count.
+    most: usize,
+}
+
+/// Rows by which an [`EncodingSink`] grows.
+const GROWTH: usize = 1 << 10;
+
+impl<'a> EncodingSink<'a> {
+    /// No rows yet.
+    pub fn new(encoder: &'a FittedEncoder) -> Self {
+        let schema = &encoder.schema;
+        let mut indicator = schema.numeric.len();
+        let numeric = schema.numeric.iter().map(|c| {
+            indicator += usize::from(c.indicator);
+            (c.transform, c.indicator.then(|| indicator - 1))
+        });
+        let (mut singles, mut lists) = (0, 0);
+        let columns = schema.categorical.iter().zip(schema.owners()).map(|(c, owner)| {
+            let count = if c.list.is_some() { &mut lists } else { &mut singles };
+            *count += 1;
+            let most = c.list.as_ref().map_or(0, |l| l.max_length as usize);
+            let most = if most == 0 { usize::MAX } else { most };
+            Place { encoder: &encoder.columns[owner], index: *count - 1, most }
+        });
+        EncodingSink {
+            numeric: numeric.collect(),
+            columns: columns.collect(),
+            rows: encoder.empty_rows(),
+            cut: 0,
+            at: (0, 0),
+            small: log_of_small(),
+            was_cut: false,
+        }
+    }
+
+    /// The rows, and in how many of them a list was cut.
+    pub fn into_rows(mut self) -> (Rows, u64) {
+        let n = self.rows.len();
+        self.rows.numeric.truncate(n * self.rows.features);
+        self.rows.ids.truncate(n * self.rows.columns);
+        (self.rows, self.cut)
+    }
+}
+
+impl Sink for EncodingSink<'_> {
+    fn expect(&mut self, rows: usize, _: (usize, usize)) {
+        let all = self.rows.len() + rows;
+        self.rows.numeric.resize(all * self.rows.features, 0.0);
+        self.rows.ids.resize(all * self.rows.columns, MISSING);
+        self.rows.labels.reserve(rows);
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, _: (usize, usize)) {
+        let (f, c) = (self.rows.features, self.rows.columns);
+        let row = self.rows.labels.len();
+        self.at = (row * f, row * c);
+        self.was_cut = false;
+        if self.rows.numeric.len() < self.at.0 + f || self.rows.ids.len() < self.at.1 + c {
+            self.rows.numeric.resize(self.at.0 + GROWTH * f, 0.0);
+            self.rows.ids.resize(self.at.1 + GROWTH * c, MISSING);
+        }
+    }
+
+    fn cancel(&mut self, _: (usize, usize)) {
+        // the next row begins at the same place; its numbers and indicators are written anew
+    }
+
+    #[inline(always)]
+    fn number(&mut self, k: usize, value: f64) {
+        let (transform, indicator) = &self.numeric[k];
+        let out = &mut self.rows.numeric[self.at.0..];
+        let feature = match transform {
+            Transform::Log => {
+                // the counts of a click log are small whole numbers; a logarithm costs more than the rest
+                let whole = value as i32; // NaN gives 0
+                match self.small.get(whole as usize) {
+                    Some(&log) if f64::from(whole) == value => log,
+                    _ => transform.apply(value),
+                }
+            }
+            _ => transform.apply(value),
+        };
+        out[k] = feature;
+        if let Some(i) = *indicator {
+            out[i] = f32::from(u8::from(value.is_nan()));
+        }
+    }
+
+    #[inline(always)]
+    fn single(&mut self, j: usize, (start, end): (u32, u32), text: &[u8]) {
+        let place = &self.columns[j];
+        self.rows.ids[self.at.1 + place.index] = place.encoder.id(&text[start as usize..end as usize]);
+    }
+
+    fn list(&mut self, j: usize, items: &[(u32, u32)], text: &[u8]) {
+        let place = &self.columns[j];
+        let list = &mut self.rows.lists[place.index];
+        self.was_cut |= items.len() > place.most;
+        let items = items.iter().take(place.most);
+        list.ids.extend(items.map(|&(a, b)| place.encoder.id(&text[a as usize..b as usize])));
+        list.ends.push(list.ids.len() as u32);
+    }
+
+    fn pass(&mut self, (start, end): (u32, u32), text: &[u8]) {
+        self.rows.passed.push(String::from_utf8_lossy(&text[start as usize..end as usize]).into_owned());
+    }
+
+    #[inline(always)]
+    fn end(&mut self, label: u8, weight: Option<f32>, group: Option<u64>, _: u64) {
+        self.rows.labels.push(label);
+        self.rows.weights.extend(weight);
+        self.rows.groups.extend(group);
+        self.cut += u64::from(self.was_cut);
+    }
+
+    fn finish(&mut self, _: Vec<u8>) {}
+
+    fn rows(&self) -> usize {
+        self.rows.len()
     }
 }
 

@@ -10,11 +10,11 @@ use super::blocks::{BLOCK_BYTES, Block, BlockReader};
 #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
 use super::columnar::{Columnar, rows_of};
 use super::delimited::{Parser, Problems, Record, sample};
-use super::encoder::{FittedEncoder, Fitter};
+use super::encoder::{EncodingSink, FittedEncoder, Fitter};
 use super::error::{DataError, RowProblem, quoted};
 use super::format::{Delimited, Format, FormatOptions, resolve};
 use super::input::Place;
-use super::plan::{LabelLayout, Plan, PlanOptions, listed};
+use super::plan::{LabelLayout, Plan, PlanOptions, Sink, listed};
 use super::rows::{Dataset, RawRows, Rows, SkipReport};
 use super::schema::Schema;
 use super::sparse::SparseParser;
@@ -343,6 +343,19 @@ impl Reader {
         &mut self,
         map: impl Fn(RawRows) -> T + Sync,
     ) -> Result<Option<Vec<T>>, DataError> {
+        self.next_of(RawRows::default, map)
+    }
+
+    /// The same, encoded on the way.
+    pub fn next_encoded(&mut self, encoder: &FittedEncoder) -> Result<Option<Vec<(Rows, u64)>>, DataError> {
+        self.next_of(|| EncodingSink::new(encoder), EncodingSink::into_rows)
+    }
+
+    fn next_of<S: Sink, T: Send>(
+        &mut self,
+        sink: impl Fn() -> S + Sync,
+        map: impl Fn(S) -> T + Sync,
+    ) -> Result<Option<Vec<T>>, DataError> {
         loop {
             let Some(open) = &mut self.open else {
                 if self.advance()? {
@@ -364,10 +377,10 @@ impl Reader {
                     let parse = &*parse;
                     let one = |(block, from, line): (Block, usize, u64)| {
                         let (rows, problems) = match parse {
-                            Parse::Delimited(p) => p.parse(block, from, line, stop),
-                            Parse::Sparse(p) => p.parse(block, stop),
+                            Parse::Delimited(p) => p.parse(block, from, line, stop, sink()),
+                            Parse::Sparse(p) => p.parse(block, stop, sink()),
                         };
-                        (rows.len() as u64, problems, map(rows))
+                        (rows.rows() as u64, problems, map(rows))
                     };
                     group.into_par_iter().map(one).collect()
                 }
@@ -379,8 +392,8 @@ impl Reader {
                         group.push(batch);
                     }
                     let one = |(batch, before)| {
-                        let (rows, problems) = rows_of(&batch, before, plan, stop)?;
-                        Ok((rows.len() as u64, problems, map(rows)))
+                        let (rows, problems) = rows_of(&batch, before, plan, stop, sink())?;
+                        Ok((rows.rows() as u64, problems, map(rows)))
                     };
                     let parsed: Result<Vec<_>, (String, String)> = group.into_par_iter().map(one).collect();
                     parsed.map_err(|(column, e)| DataError::Format {
@@ -424,12 +437,7 @@ impl Reader {
 
     /// Encodes the next chunks and appends them; `false` at the end.
     pub fn encode_more(&mut self, encoder: &FittedEncoder, rows: &mut Rows) -> Result<bool, DataError> {
-        let encode = |raw: RawRows| {
-            let mut rows = encoder.empty_rows();
-            encoder.encode(&raw, &mut rows);
-            (rows, encoder.cut(&raw))
-        };
-        let Some(chunks) = self.next_chunks(encode)? else { return Ok(false) };
+        let Some(chunks) = self.next_encoded(encoder)? else { return Ok(false) };
         for (chunk, cut) in &chunks {
             rows.append(chunk);
             self.skipped.cut += cut;

@@ -27,6 +27,8 @@ pub struct RawRows {
     pub passed: Vec<(u32, u32)>,
     /// `[rows]`, line in the file, from 1; in a columnar file the row.
     pub lines: Vec<u64>,
+    /// Where the row under construction begins in `numeric` and `fields`.
+    pub(crate) row: (usize, usize),
 }
 
 impl RawRows {

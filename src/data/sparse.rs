@@ -17,8 +17,7 @@ use std::collections::HashMap;
 use super::blocks::Block;
 use super::delimited::Problems;
 use super::error::{RowProblem, quoted};
-use super::plan::{Plan, Ranges, Uses};
-use super::rows::RawRows;
+use super::plan::{Plan, Ranges, Sink, Uses};
 use super::schema::Schema;
 
 /// The list column of a libsvm line's indices.
@@ -56,8 +55,7 @@ impl SparseParser {
     }
 
     /// Parses a block; with `stop`, up to its first bad row.
-    pub fn parse(&self, block: Block, stop: bool) -> (RawRows, Problems) {
-        let mut rows = RawRows::default();
+    pub fn parse<S: Sink>(&self, block: Block, stop: bool, mut rows: S) -> (S, Problems) {
         let mut problems = vec![];
         let mut text = block.text;
         let length = text.len();
@@ -86,7 +84,7 @@ impl SparseParser {
             }
             (at, line) = (end + 1, line + 1);
         }
-        rows.text = text;
+        rows.finish(text);
         (rows, problems)
     }
 
@@ -96,14 +94,14 @@ impl SparseParser {
         at == 0 || line[at - 1].is_ascii_whitespace()
     }
 
-    fn row(
+    fn row<S: Sink>(
         &self,
         text: &mut Vec<u8>,
         start: usize,
         end: usize,
         line: u64,
         lists: &mut [Vec<u8>],
-        rows: &mut RawRows,
+        rows: &mut S,
     ) -> Result<bool, RowProblem> {
         let mut ranges = vec![(0u32, 0u32); self.plan.names.len()];
         lists.iter_mut().for_each(Vec::clear);
@@ -224,6 +222,7 @@ impl SparseParser {
 mod tests {
     use super::*;
     use crate::data::plan::LabelLayout;
+    use crate::data::rows::RawRows;
     use crate::data::schema::{CategoricalColumn, Encoding, ListOptions, NumericColumn, Pooling, Transform};
 
     fn schema(numeric: &[&str], single: &[&str], list: &[&str]) -> Schema {
@@ -253,7 +252,7 @@ mod tests {
         let o = crate::data::plan::PlanOptions { signed: true, ..Default::default() };
         let plan = Plan::new(s, SparseParser::names(s), LabelLayout::Labelled, &o).unwrap();
         let block = Block { text: text.into(), offset: 0, first_line: 1 };
-        SparseParser::new(plan, s, fields).parse(block, false)
+        SparseParser::new(plan, s, fields).parse(block, false, RawRows::default())
     }
 
     #[test]

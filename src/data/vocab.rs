@@ -39,8 +39,12 @@ struct Slot {
 const LONG: u32 = u32::MAX;
 
 /// What a value is found by: key and length as in [`Slot`].
-#[inline]
+#[inline(always)]
 fn key_of(value: &[u8]) -> (u64, u32) {
+    // what Criteo's log has
+    if let Ok(eight) = <[u8; 8]>::try_from(value) {
+        return (u64::from_le_bytes(eight), 8);
+    }
     let at = |i: usize| u64::from(u32::from_le_bytes([value[i], value[i + 1], value[i + 2], value[i + 3]]));
     let key = match value.len() {
         0 => 0,
@@ -80,7 +84,7 @@ impl Interner {
     }
 
     /// The number of a value.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, value: &[u8]) -> Option<u32> {
         if self.slots.is_empty() {
             return None;
@@ -110,7 +114,7 @@ impl Interner {
     }
 
     /// The slot that holds `value`, or the free slot where it belongs.
-    #[inline]
+    #[inline(always)]
     fn find(&self, value: &[u8], key: u64, length: u32) -> usize {
         let mask = self.slots.len() - 1;
         let mut at = spread(key, length) & mask;
@@ -190,7 +194,36 @@ pub enum ColumnEncoder {
         prefix: Box<[u8]>,
         /// Number of buckets, at least 1.
         buckets: u32,
+        /// ⌈2^128 / buckets⌉: the remainder without a division (Lemire, Kaser and Kurz 2019).
+        inverse: u128,
     },
+}
+
+/// xxh3_64 of a prefix of up to 8 bytes and a value of 8, as the specification has it for 9 to 16 bytes, without
+/// putting the two together in memory: the values of Criteo's log are of that length.
+#[inline(always)]
+fn hash_of_two(prefix: &[u8], value: u64) -> u64 {
+    const FLIP_LOW: u64 = 0x1f67_b3b7_a4a4_4072 ^ 0x78e5_c0cc_4ee6_79cb;
+    const FLIP_HIGH: u64 = 0x2172_ffcc_7dd0_5a82 ^ 0x8e24_43f7_7446_08b8;
+    let n = prefix.len();
+    let first = prefix.iter().rev().fold(0u64, |word, &b| word << 8 | u64::from(b));
+    let first = if n < 8 { first | value << (8 * n) } else { first };
+    let (low, high) = (first ^ FLIP_LOW, value ^ FLIP_HIGH);
+    let product = u128::from(low) * u128::from(high);
+    let sum = (n as u64 + 8)
+        .wrapping_add(low.swap_bytes())
+        .wrapping_add(high)
+        .wrapping_add(product as u64 ^ (product >> 64) as u64);
+    let sum = (sum ^ sum >> 37).wrapping_mul(0x1656_6791_9e37_79f9);
+    sum ^ sum >> 32
+}
+
+/// `n mod d`, where `inverse` is ⌈2^128 / d⌉.
+#[inline]
+fn remainder(n: u64, d: u32, inverse: u128) -> u32 {
+    let fraction = inverse.wrapping_mul(u128::from(n));
+    let low = (u128::from(fraction as u64) * u128::from(d)) >> 64;
+    (((fraction >> 64) * u128::from(d) + low) >> 64) as u32
 }
 
 impl ColumnEncoder {
@@ -203,57 +236,27 @@ impl ColumnEncoder {
                 problem: "0 hash buckets, expected at least 1".into(),
             }),
             Encoding::Hash { buckets } => {
-                Ok(ColumnEncoder::Hash { prefix: [column.name.as_bytes(), &[0]].concat().into(), buckets })
+                let prefix = [column.name.as_bytes(), &[0]].concat().into();
+                let inverse = (u128::MAX / u128::from(buckets)).wrapping_add(1);
+                Ok(ColumnEncoder::Hash { prefix, buckets, inverse })
             }
         }
     }
 
     /// Id of a value; the empty value is the missing one.
-    #[inline]
+    #[inline(always)]
     pub fn id(&self, value: &[u8]) -> u32 {
         if value.is_empty() {
             return MISSING;
         }
         match self {
             ColumnEncoder::Vocabulary(values) => values.get(value).map_or(OOV, |n| n + FIRST_VALUE),
-            ColumnEncoder::Hash { prefix, buckets } => {
-                let length = prefix.len() + value.len();
-                let mut short = [0; 64];
-                let hash = if length <= short.len() {
-                    short[..prefix.len()].copy_from_slice(prefix);
-                    short[prefix.len()..length].copy_from_slice(value);
-                    xxh3_64(&short[..length])
-                } else {
-                    xxh3_64(&[prefix, value].concat())
+            ColumnEncoder::Hash { prefix, buckets, inverse } => {
+                let hash = match <[u8; 8]>::try_from(value) {
+                    Ok(eight) if prefix.len() <= 8 => hash_of_two(prefix, u64::from_le_bytes(eight)),
+                    _ => xxh3_64(&[prefix, value].concat()),
                 };
-                FIRST_VALUE + (hash % u64::from(*buckets)) as u32
-            }
-        }
-    }
-
-    /// The ids of values that lie in `text`.
-    #[inline]
-    pub fn ids<'a>(
-        &self,
-        text: &[u8],
-        fields: impl Iterator<Item = &'a (u32, u32)>,
-        out: impl Iterator<Item = &'a mut u32>,
-    ) {
-        let value = |&(start, end): &(u32, u32)| &text[start as usize..end as usize];
-        match self {
-            ColumnEncoder::Vocabulary(values) => {
-                for (id, field) in out.zip(fields) {
-                    let value = value(field);
-                    *id = match value.is_empty() {
-                        true => MISSING,
-                        false => values.get(value).map_or(OOV, |n| n + FIRST_VALUE),
-                    };
-                }
-            }
-            ColumnEncoder::Hash { .. } => {
-                for (id, field) in out.zip(fields) {
-                    *id = self.id(value(field));
-                }
+                FIRST_VALUE + remainder(hash, *buckets, *inverse)
             }
         }
     }
@@ -313,6 +316,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn remainders_are_exact(n in any::<u64>(), d in 1u32.., small in 1u32..9) {
+            for d in [d, small, u32::MAX] {
+                let inverse = (u128::MAX / u128::from(d)).wrapping_add(1);
+                for n in [n, n - n % u64::from(d), (n - n % u64::from(d)).wrapping_sub(1), u64::MAX] {
+                    prop_assert_eq!(u64::from(remainder(n, d, inverse)), n % u64::from(d));
+                }
+            }
+        }
+
+        #[test]
+        fn two_parts_hash_as_one(prefix in prop::collection::vec(any::<u8>(), 1..9), value in any::<[u8; 8]>()) {
+            let whole = [&prefix[..], &value].concat();
+            prop_assert_eq!(hash_of_two(&prefix, u64::from_le_bytes(value)), xxh3_64(&whole));
+        }
+
         #[test]
         fn interner_agrees_with_a_map(values in prop::collection::vec("[a-c\\x00]{0,11}", 0..400)) {
             let (mut set, mut map) = (Interner::default(), HashMap::new());
