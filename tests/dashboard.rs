@@ -6,6 +6,8 @@
 
 #[path = "dashboard/folders.rs"]
 mod folders;
+#[path = "dashboard/input.rs"]
+mod input;
 #[path = "dashboard/pictures.rs"]
 mod pictures;
 #[path = "dashboard/program.rs"]

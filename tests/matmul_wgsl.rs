@@ -4,6 +4,7 @@
 mod matmul_harness;
 
 use birkhoff::gpu::kernel::Kernel;
+use birkhoff::gpu::reflect::reflect;
 use birkhoff::ops::matmul_wgsl::{Epilogue, Extra, MatmulSpec, Variant, kernels, scratch_len};
 use matmul_harness::{Gpu, Random};
 
@@ -59,6 +60,8 @@ fn check(kernel: &Kernel) {
     let uniform = globals().find(|g| g.space == naga::AddressSpace::Uniform).expect("a uniform block");
     assert_eq!(layouter[uniform.ty].size as usize, kernel.params.len());
     assert_eq!(uniform.binding.expect("bound").binding as usize, kernel.bindings.len());
+    // What the page would bind, which has no naga.
+    reflect(kernel).unwrap();
 }
 
 fn epilogue(wgsl: &str, extras: &[Extra]) -> Option<Epilogue> {

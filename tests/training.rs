@@ -4,6 +4,7 @@ use birkhoff::data::criteo::{self, ReadOptions, RowPolicy};
 use birkhoff::data::rows::Dataset;
 use birkhoff::data::schema::{Encoding, Schema, Transform};
 use birkhoff::data::synth::{DEFAULT_WORLD, Synth};
+use birkhoff::diagnose::TimeReport;
 use birkhoff::gpu::reflect::{check_default_limits, reflect};
 use birkhoff::gpu::translate::translate;
 use birkhoff::gpu::{DeviceChoice, GpuOptions, LimitsMode, Selected};
@@ -19,6 +20,7 @@ use birkhoff::train::run::RunFolder;
 use birkhoff::train::step::training_step;
 use birkhoff::train::trainer::{Event, Report, Summary, Trainer};
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// One test at a time: they all want both cores and the one software device.
@@ -45,7 +47,14 @@ fn config(sets: &[&str]) -> Config {
 /// Trains on `rows` synthetic rows (validation: the same rows); every step's loss and the summary.
 fn train(cfg: &Config, rows: u64, device: &Device) -> (Vec<f64>, Summary) {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("rows.tsv");
+    let mut losses = Losses::default();
+    let summary = train_in(dir.path(), cfg, rows, device, &mut losses);
+    (losses.0, summary)
+}
+
+/// The same, with the run in the folder `run` of `dir`.
+fn train_in(dir: &Path, cfg: &Config, rows: u64, device: &Device, report: &mut dyn Report) -> Summary {
+    let file = dir.join("rows.tsv");
     Synth::new(DEFAULT_WORLD, 7).write_file(&file, rows).unwrap();
     let schema = Schema::criteo(Transform::Log, true, Encoding::Vocabulary { min_count: 1, max_size: None });
     let (encoder, _) = criteo::fit(&file, &schema, RowPolicy::Error).unwrap();
@@ -53,12 +62,9 @@ fn train(cfg: &Config, rows: u64, device: &Device) -> (Vec<f64>, Summary) {
     let data: Arc<Dataset> = Arc::new(criteo::load(&file, &encoder, ReadOptions::default()).unwrap());
     let inputs = Inputs::new(encoder, cfg, device).unwrap();
     let mut trainer = Trainer::new(cfg, inputs, device, data.rows.len()).unwrap();
-    let run = RunFolder::create(&dir.path().join("run"), false).unwrap();
+    let run = RunFolder::create(&dir.join("run"), false).unwrap();
     run.begin(cfg).unwrap();
-    let mut losses = Losses::default();
-    let summary =
-        pollster::block_on(trainer.run(data.clone(), data, &mut run.store().unwrap(), &mut losses)).unwrap();
-    (losses.0, summary)
+    pollster::block_on(trainer.run(data.clone(), data, &mut run.store().unwrap(), report)).unwrap()
 }
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -75,6 +81,54 @@ fn a_cpu_run_repeats_bit_for_bit() {
     assert_eq!(a, b);
     let (c, _) = train(&config(&["train.batch=128", "train.seed=4"]), 1500, &Device::Cpu);
     assert_ne!(a, c, "the seed must matter");
+}
+
+/// After which step a file was there first.
+struct Appears {
+    file: PathBuf,
+    steps: u64,
+    at: Option<u64>,
+}
+
+impl Report for Appears {
+    fn batch(&mut self, _: usize) {
+        self.steps += 1;
+        if self.at.is_none() && self.file.exists() {
+            self.at = Some(self.steps);
+        }
+    }
+    fn event(&mut self, _: &Event) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn where_the_time_goes_is_known_early_in_a_run() {
+    let _alone = alone();
+    let cfg = config(&["train.batch=20", "model.layers=1", "model.width=4", "train.diagnose_every=0"]);
+    for device in [Some(Device::Cpu), software_device()].into_iter().flatten() {
+        if !device.is_cpu() && !device.has_timestamps() {
+            println!("SKIP: {} has no timestamps", device.name());
+            continue;
+        }
+        // of a shorter run the last step is timed
+        for (steps, at) in [(12, 8), (3, 3)] {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("run/profile.json");
+            let mut report = Appears { file: file.clone(), steps: 0, at: None };
+            train_in(dir.path(), &cfg, 20 * steps, &device, &mut report);
+            assert_eq!((report.steps, report.at), (steps, Some(at)), "{}", device.name());
+            let time: TimeReport = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+            assert_eq!(
+                (time.step, time.clock.as_str()),
+                (at, if device.is_cpu() { "host" } else { "device" })
+            );
+            for stage in ["forward", "backward", "update"] {
+                let micros = time.rows.iter().filter(|r| r.stage == stage).map(|r| r.micros).sum::<f64>();
+                assert!(micros > 0.0, "{}: {stage}", device.name());
+            }
+        }
+    }
 }
 
 #[test]

@@ -102,3 +102,5 @@ fi
 
 # A screen for the dashboard's window.
 have Xvfb || apt_install xvfb || say "cannot install xvfb from here; the tests of the dashboard's window will be skipped"
+# Presses its keys.
+have xdotool || apt_install xdotool || say "cannot install xdotool from here; the dashboard's window will not be driven"

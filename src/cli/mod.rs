@@ -21,6 +21,7 @@ pub mod schema;
 pub mod synth;
 pub mod train;
 
+use crate::text::error_line;
 use args::{Cli, Command};
 
 /// The exit code of every error, in the arguments or later.
@@ -44,7 +45,7 @@ pub fn main() -> ExitCode {
         Err(e) if e.is::<output::StdoutClosed>() => ExitCode::from(CLOSED),
         Err(e) if e.is::<train::Interrupted>() => ExitCode::from(INTERRUPTED),
         Err(e) => {
-            eprintln!("error: {}", one_line(&e));
+            eprintln!("error: {}", error_line(&e));
             ExitCode::from(FAILED)
         }
     }
@@ -95,33 +96,4 @@ fn start_logging() {
     };
     // Fails only where a subscriber is set already; then that one is used.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
-}
-
-/// The chain of an error as one line. A cause that its context quotes already is not repeated.
-fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        let text = cause.to_string();
-        if line.is_empty() {
-            line = text;
-        } else if !line.contains(&text) {
-            line = format!("{line}: {text}");
-        }
-    }
-    line.split('\n').map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use anyhow::Context;
-
-    #[test]
-    fn errors_are_one_line() {
-        let error = anyhow::anyhow!("disk full\n  at byte 3\n").context("cannot write w").context("train");
-        assert_eq!(one_line(&error), "train: cannot write w: disk full; at byte 3");
-        let quoted: anyhow::Result<()> = Err(anyhow::anyhow!("disk full"));
-        let error = quoted.context("w: disk full").expect_err("error");
-        assert_eq!(one_line(&error), "w: disk full");
-    }
 }

@@ -1,7 +1,8 @@
 //! The dashboard itself: the list of runs, the tabs, the keys; polls the sources.
 
 use egui::{
-    Align, CornerRadius, Frame, Key as K, Layout, Margin, Panel, RichText, ScrollArea, Sense, Ui, vec2,
+    Align, CornerRadius, Frame, Key as K, Layout, Margin, Panel, RichText, ScrollArea, Sense, Ui, UiBuilder,
+    vec2,
 };
 
 use super::card::{Key, empty};
@@ -238,6 +239,11 @@ impl Dashboard {
         self.exports.set_host(e);
     }
 
+    /// Where the buttons stand that save a file, with the file's name: for those who drive the page.
+    pub fn export_buttons(&self) -> Vec<(String, egui::Rect)> {
+        self.exports.buttons()
+    }
+
     /// Reads what is new from every source. [`Dashboard::ui`] does so by itself, twice a second.
     pub fn poll(&mut self) -> bool {
         let mut changed = false;
@@ -264,6 +270,7 @@ impl Dashboard {
             self.polled = now;
         }
         self.keys(ui);
+        self.exports.begin_frame();
         let p = Palette::of(ui);
         let bar = |margin| Frame::new().fill(p.background).inner_margin(margin);
         Panel::top("tabs").frame(bar(Margin::symmetric(10, 6))).show(ui, |ui| self.tabs(ui));
@@ -360,25 +367,10 @@ impl Dashboard {
                     .fill(fill)
                     .corner_radius(CornerRadius::same(4))
                     .inner_margin(Margin::same(5));
-                let inner = frame.show(ui, |ui| {
-                    ui.set_width(ui.available_width());
-                    ui.spacing_mut().item_spacing.y = 2.0;
-                    ui.horizontal(|ui| {
-                        swatch(ui, &mut e.visible, p.run(i), &e.data.name);
-                        ui.add(egui::Label::new(RichText::new(&e.data.name).strong()).truncate());
-                    });
-                    ui.add(egui::Label::new(RichText::new(status(&e.data)).small().color(p.weak)).wrap());
-                    for text in e.data.problems.iter().take(2) {
-                        ui.add(egui::Label::new(RichText::new(text).small().color(p.warn)).wrap());
-                    }
-                    let more = e.data.problems.len().saturating_sub(2);
-                    if more > 0 {
-                        let all = e.data.problems.join("\n");
-                        let text = RichText::new(format!("and {more} more")).small().color(p.warn);
-                        ui.label(text).on_hover_text(all);
-                    }
-                });
-                let r = inner.response.interact(Sense::click());
+                // the entry lies under what it shows, so that the square keeps its clicks
+                let entry = UiBuilder::new().id_salt(("run", i)).sense(Sense::click());
+                let inside = |ui: &mut Ui| frame.show(ui, |ui| run_entry(ui, e, p.run(i)));
+                let r = ui.scope_builder(entry, inside).response;
                 let name = format!("select {}", e.data.name);
                 r.widget_info(|| egui::WidgetInfo::selected(egui::Role::Button, true, chosen, &name));
                 if r.on_hover_cursor(egui::CursorIcon::PointingHand).clicked() {
@@ -458,6 +450,28 @@ impl Dashboard {
                 });
             });
         self.help &= open;
+    }
+}
+
+/// What the list says of a run.
+fn run_entry(ui: &mut Ui, e: &mut Entry, color: egui::Color32) {
+    let p = Palette::of(ui);
+    ui.style_mut().interaction.selectable_labels = false;
+    ui.set_width(ui.available_width());
+    ui.spacing_mut().item_spacing.y = 2.0;
+    ui.horizontal(|ui| {
+        swatch(ui, &mut e.visible, color, &e.data.name);
+        ui.add(egui::Label::new(RichText::new(&e.data.name).strong()).truncate());
+    });
+    ui.add(egui::Label::new(RichText::new(status(&e.data)).small().color(p.weak)).wrap());
+    for text in e.data.problems.iter().take(2) {
+        ui.add(egui::Label::new(RichText::new(text).small().color(p.warn)).wrap());
+    }
+    let more = e.data.problems.len().saturating_sub(2);
+    if more > 0 {
+        let all = e.data.problems.join("\n");
+        let text = RichText::new(format!("and {more} more")).small().color(p.warn);
+        ui.label(text).on_hover_text(all);
     }
 }
 

@@ -81,12 +81,19 @@ impl Card<'_> {
 impl Card<'_> {
     fn buttons(&self, ui: &mut Ui, exports: &Exports, id: Id, table: impl FnOnce() -> Table) {
         let tip = |what: &str| format!("Save “{}” as {what}", self.title);
-        if ui.small_button("PNG").on_hover_text(tip("a picture")).clicked() {
-            exports.picture(id, format!("{}.png", self.file));
+        let button = |ui: &mut Ui, word: &str, what: &str, file: &str| {
+            let r = ui.small_button(word).on_hover_text(tip(what));
+            exports.button(file.to_string(), r.rect);
+            r.clicked()
+        };
+        let file = format!("{}.png", self.file);
+        if button(ui, "PNG", "a picture", &file) {
+            exports.picture(id, file);
             ui.ctx().request_repaint();
         }
-        if ui.small_button("CSV").on_hover_text(tip("numbers")).clicked() {
-            exports.save(&format!("{}.csv", self.file), table().to_csv().into_bytes());
+        let file = format!("{}.csv", self.file);
+        if button(ui, "CSV", "numbers", &file) {
+            exports.save(&file, table().to_csv().into_bytes());
         }
     }
 }

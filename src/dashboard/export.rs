@@ -158,11 +158,26 @@ struct Inner {
     host: Box<dyn Exporter>,
     pending: Option<Pending>,
     notice: Option<Notice>,
+    buttons: Vec<(String, Rect)>,
 }
 
 impl Exports {
     pub fn new(host: Box<dyn Exporter>) -> Self {
-        Exports(RefCell::new(Inner { host, pending: None, notice: None }))
+        Exports(RefCell::new(Inner { host, pending: None, notice: None, buttons: vec![] }))
+    }
+
+    /// Forgets where the buttons were drawn.
+    pub fn begin_frame(&self) {
+        self.0.borrow_mut().buttons.clear();
+    }
+
+    /// Remembers where the button for a file was drawn.
+    pub fn button(&self, file: String, rect: Rect) {
+        self.0.borrow_mut().buttons.push((file, rect));
+    }
+
+    pub fn buttons(&self) -> Vec<(String, Rect)> {
+        self.0.borrow().buttons.clone()
     }
 
     pub fn set_host(&self, host: Box<dyn Exporter>) {

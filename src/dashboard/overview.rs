@@ -160,7 +160,7 @@ impl Overview {
         card.show(ui, cx.exports, table, |ui| {
             if runs.iter().all(|(_, r)| !m.y(r).iter().any(|v| v.is_finite())) {
                 let how = match m.evaluated() {
-                    true => "The first comes after an epoch, or earlier with `--set train.eval_every=500`",
+                    true => "The first comes after train.eval_every steps, or after an epoch.",
                     false => "The first comes after train.log_every steps.",
                 };
                 empty(ui, if m.evaluated() { "No evaluation yet" } else { "No step logged yet" }, how);

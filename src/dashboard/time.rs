@@ -68,7 +68,7 @@ pub(crate) fn ui(ui: &mut Ui, cx: &mut Cx<'_>) {
         empty(
             ui,
             &format!("{} has no time report", r.name),
-            "The profiler writes one: `birkhoff train … --profile`",
+            "The eighth step writes one, on the CPU and on GPUs with timestamps.",
         );
         return;
     };

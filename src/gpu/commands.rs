@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::buffer::Region;
 use super::device::{Doing, Gpu};
 use super::error::GpuError;
+use super::interface::{Binding, BindingKind};
 use super::kernel::Kernel;
 use super::pipeline::Pipeline;
-use super::reflect::{Binding, BindingKind};
 
 /// A kernel with the buffers that its bindings stand for, in binding order.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ impl CommandList {
                 .zip(params)
                 .map(|((launch, pipeline), params)| {
                     let entries: Vec<_> = pipeline
-                        .reflected()
+                        .interface()
                         .bindings
                         .iter()
                         .filter_map(|b| {
@@ -239,7 +239,7 @@ fn check_launch(gpu: &Gpu, launch: &Launch<'_>, pipeline: &Pipeline) -> Result<(
     }
     let align = u64::from(limits.min_storage_buffer_offset_alignment);
     let mut bound: Vec<(&Binding, &Region)> = Vec::new();
-    for binding in pipeline.reflected().bindings.iter().filter(|b| b.kind != BindingKind::Uniform) {
+    for binding in pipeline.interface().bindings.iter().filter(|b| b.kind != BindingKind::Uniform) {
         let Some(region) = launch.regions.get(binding.index as usize) else { continue };
         let at = format!("@binding({}) {} ({})", binding.index, binding.name, region.buffer.label());
         let total = region.buffer.raw().size();

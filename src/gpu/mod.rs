@@ -1,9 +1,10 @@
-//! wgpu: adapters, limits, pipelines (reflected by naga), buffers, command lists, profiler.
+//! wgpu: adapters, limits, pipelines, buffers, command lists, profiler.
 //!
 //! - [`adapter`]: `--device`, and what `birkhoff devices` lists ([`report`]).
 //! - [`device`]: an open device, [`Gpu`]; every wgpu error becomes a [`GpuError`].
 //! - [`kernel`]: one shader launch as plain data, which operations produce without a device.
-//! - [`reflect`], [`translate`], [`pipeline`]: what a shader declares, the same in other languages, compiled.
+//! - [`interface`], [`reflect`], [`translate`], [`pipeline`]: what a shader declares, as naga reads it, the same in
+//!   other languages, compiled.
 //! - [`buffer`]: storage buffers, upload, batched read-back.
 //! - [`commands`]: many launches, prepared once and run often; [`profile`] says how long each took.
 //!
@@ -15,9 +16,11 @@ pub mod buffer;
 pub mod commands;
 pub mod device;
 pub mod error;
+pub mod interface;
 pub mod kernel;
 pub mod pipeline;
 pub mod profile;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod reflect;
 pub mod report;
 #[cfg(not(target_arch = "wasm32"))]

@@ -7,21 +7,21 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::device::{Doing, Gpu, lock};
 use super::error::GpuError;
+use super::interface::{BindingKind, Interface};
 use super::kernel::Kernel;
-use super::reflect::{BindingKind, Reflected, check_contract, check_limits, device_capabilities, parse};
 
 /// A compiled kernel with the layout that its bind groups need.
 #[derive(Debug)]
 pub struct Pipeline {
     pub(crate) raw: wgpu::ComputePipeline,
     pub(crate) layout: wgpu::BindGroupLayout,
-    reflected: Reflected,
+    interface: Interface,
 }
 
 impl Pipeline {
-    /// The shader's interface.
-    pub fn reflected(&self) -> &Reflected {
-        &self.reflected
+    /// The shader's bindings.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
     }
 }
 
@@ -72,7 +72,7 @@ impl Gpu {
                     .get(key)
                     .ok_or_else(|| GpuError::shader(&kernel.label, "was dropped from the pipeline cache"))?;
                 // Per kernel, as kernels that share a pipeline may still give different parameters.
-                check_contract(kernel, &pipeline.reflected)?;
+                pipeline.interface.check_contract(kernel)?;
                 Ok(pipeline.clone())
             })
             .collect()
@@ -89,12 +89,29 @@ impl Gpu {
         missing.iter().map(|(_, kernel)| self.compile(kernel)).collect()
     }
 
-    fn compile(&self, kernel: &Kernel) -> Result<Pipeline, GpuError> {
+    /// Validated and held to the device's limits, so that errors name the line.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn interface(&self, kernel: &Kernel) -> Result<Interface, GpuError> {
+        use super::reflect::{check_limits, check_scan, device_capabilities, parse};
         let reflected = parse(kernel, device_capabilities(self.features()))?.reflected;
-        check_contract(kernel, &reflected)?;
         check_limits(&kernel.label, &reflected, self.limits())?;
+        if cfg!(test) {
+            check_scan(kernel, &reflected.interface)?;
+        }
+        Ok(reflected.interface)
+    }
 
-        let entries: Vec<_> = reflected
+    /// The browser validates, and knows its limits.
+    #[cfg(target_arch = "wasm32")]
+    fn interface(&self, kernel: &Kernel) -> Result<Interface, GpuError> {
+        super::interface::scan(kernel)
+    }
+
+    fn compile(&self, kernel: &Kernel) -> Result<Pipeline, GpuError> {
+        let interface = self.interface(kernel)?;
+        interface.check_contract(kernel)?;
+
+        let entries: Vec<_> = interface
             .bindings
             .iter()
             .map(|b| wgpu::BindGroupLayoutEntry {
@@ -152,7 +169,7 @@ impl Gpu {
                 },
                 cache: None,
             });
-            Pipeline { raw, layout, reflected }
+            Pipeline { raw, layout, interface }
         })
     }
 }

@@ -1,45 +1,19 @@
 //! What a shader says about itself: bindings, uniform size, workgroup size and memory, read by naga.
 //!
-//! Bind-group layouts are made from this, so a layout is never written twice, and a kernel that does not
-//! fit WebGPU's default limits is found without a device.
+//! A kernel that does not fit WebGPU's default limits is found without a device.
 
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
 
 use super::error::{GpuError, error_chain};
+use super::interface::{Binding, BindingKind, Interface, scan};
 use super::kernel::Kernel;
-
-/// How a shader uses one binding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BindingKind {
-    /// `var<storage, read>`.
-    ReadOnly,
-    /// `var<storage, read_write>`.
-    ReadWrite,
-    /// `var<uniform>`.
-    Uniform,
-}
-
-/// One binding that an entry point uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Binding {
-    /// `@binding(index)` in `@group(0)`.
-    pub index: u32,
-    /// The variable's name.
-    pub name: String,
-    /// Its kind.
-    pub kind: BindingKind,
-    /// Size of the type, where an array without a length counts one element: the least that may be bound.
-    pub min_size: u64,
-}
 
 /// The interface of one entry point with its constants applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reflected {
-    /// Bindings that the entry point (or what it calls) uses, by index.
-    pub bindings: Vec<Binding>,
-    /// Indices that the module declares, used by this entry point or not.
-    pub declared: Vec<u32>,
+    /// Its bindings.
+    pub interface: Interface,
     /// Invocations in x, y, z.
     pub workgroup_size: [u32; 3],
     /// Bytes of `var<workgroup>`, each variable rounded up to 16 as WebGPU counts.
@@ -49,7 +23,6 @@ pub struct Reflected {
 }
 
 /// A validated module with constants applied and only the kernel's entry point in it.
-#[cfg_attr(target_arch = "wasm32", allow(dead_code))] // read by `translate`
 pub(crate) struct Parsed {
     pub module: Module,
     pub info: ModuleInfo,
@@ -75,10 +48,29 @@ pub(crate) fn device_capabilities(features: wgpu::Features) -> Capabilities {
 }
 
 /// Parses and validates a kernel's shader and reads its interface. Needs no device.
+///
+/// Fails as well where the page, which has no naga, would read another interface.
 pub fn reflect(kernel: &Kernel) -> Result<Reflected, GpuError> {
-    let parsed = parse(kernel, all_capabilities())?;
-    check_contract(kernel, &parsed.reflected)?;
-    Ok(parsed.reflected)
+    let reflected = parse(kernel, all_capabilities())?.reflected;
+    reflected.interface.check_contract(kernel)?;
+    check_scan(kernel, &reflected.interface)?;
+    Ok(reflected)
+}
+
+/// Checks that [`scan`] reads from a kernel's shader what naga reads.
+pub(crate) fn check_scan(kernel: &Kernel, interface: &Interface) -> Result<(), GpuError> {
+    let seen = |i: &Interface| {
+        let of = |b: &Binding| (b.index, b.name.clone(), b.kind);
+        (i.bindings.iter().map(of).collect::<Vec<_>>(), i.declared.clone())
+    };
+    let (scanned, parsed) = (seen(&scan(kernel)?), seen(interface));
+    if scanned == parsed {
+        return Ok(());
+    }
+    Err(GpuError::shader(
+        &kernel.label,
+        format!("the page would bind {scanned:?}, the shader has {parsed:?}"),
+    ))
 }
 
 /// Parses, validates and specialises a kernel's shader.
@@ -117,8 +109,7 @@ pub(crate) fn parse(kernel: &Kernel, capabilities: Capabilities) -> Result<Parse
         .map_err(|e| fail(format!("pipeline constants: {}", error_chain(&e))))?;
     let (module, info) = (module.into_owned(), info.into_owned());
 
-    let mut reflected = interface(kernel, &module, &info)?;
-    reflected.declared = declared;
+    let mut reflected = interface(kernel, &module, &info, declared)?;
     // Validating again is the one sure answer; the word is absent from nearly every shader.
     reflected.uses_subgroups =
         source.contains("subgroup") && validate(&module, capabilities - Capabilities::SUBGROUP).is_err();
@@ -146,7 +137,12 @@ fn located(source: &str, location: Option<naga::SourceLocation>, message: &str) 
     }
 }
 
-fn interface(kernel: &Kernel, module: &Module, info: &ModuleInfo) -> Result<Reflected, GpuError> {
+fn interface(
+    kernel: &Kernel,
+    module: &Module,
+    info: &ModuleInfo,
+    declared: Vec<u32>,
+) -> Result<Reflected, GpuError> {
     let fail = |message: String| GpuError::shader(&kernel.label, message);
     let (at, entry) = module
         .entry_points
@@ -186,58 +182,25 @@ fn interface(kernel: &Kernel, module: &Module, info: &ModuleInfo) -> Result<Refl
     }
     bindings.sort_by_key(|b| b.index);
     Ok(Reflected {
-        bindings,
-        declared: Vec::new(),
+        interface: Interface { bindings, declared },
         workgroup_size: entry.workgroup_size,
         workgroup_bytes,
         uses_subgroups: false,
     })
 }
 
-/// Checks that a kernel hands its shader what the shader declares.
-///
-/// A buffer that the module declares and this entry point does not use is allowed, for entry points that
-/// share one list of bindings; it is then not bound.
-pub fn check_contract(kernel: &Kernel, reflected: &Reflected) -> Result<(), GpuError> {
-    let fail = |message: String| Err(GpuError::launch(&kernel.label, message));
-    let buffers = kernel.bindings.len() as u32;
-    let mut uniform = false;
-    for b in &reflected.bindings {
-        let at = format!("@binding({}) {}", b.index, b.name);
-        match b.kind {
-            BindingKind::Uniform if b.index != buffers => {
-                return fail(format!("{at} is the uniform block, which belongs at @binding({buffers})"));
-            }
-            BindingKind::Uniform => {
-                let given = kernel.params.len() as u64;
-                if given != b.min_size {
-                    return fail(format!("{at} has {} bytes, params has {given}", b.min_size));
-                }
-                uniform = true;
-            }
-            _ if b.index >= buffers => {
-                return fail(format!("{at} is a buffer, but only {buffers} buffers are given"));
-            }
-            _ => {}
-        }
-    }
-    if !uniform && !kernel.params.is_empty() {
-        let given = kernel.params.len();
-        return fail(format!("params has {given} bytes, but the shader uses no uniform block"));
-    }
-    match (0..buffers).find(|i| !reflected.declared.contains(i)) {
-        Some(i) => fail(format!("buffer {i} has no @binding({i}) in the shader")),
-        None => Ok(()),
-    }
-}
-
 /// Checks that a shader fits `limits`.
 pub fn check_limits(kernel: &str, reflected: &Reflected, limits: &wgpu::Limits) -> Result<(), GpuError> {
     let [x, y, z] = reflected.workgroup_size;
-    let storage = reflected.bindings.iter().filter(|b| b.kind != BindingKind::Uniform).count();
+    let storage = reflected.interface.bindings.iter().filter(|b| b.kind != BindingKind::Uniform).count();
     let invocations = u64::from(x) * u64::from(y) * u64::from(z);
-    let uniform =
-        reflected.bindings.iter().filter(|b| b.kind == BindingKind::Uniform).map(|b| b.min_size).sum::<u64>();
+    let uniform = reflected
+        .interface
+        .bindings
+        .iter()
+        .filter(|b| b.kind == BindingKind::Uniform)
+        .map(|b| b.min_size)
+        .sum::<u64>();
     let checks = [
         (
             storage as u64,

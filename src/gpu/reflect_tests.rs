@@ -43,7 +43,8 @@ fn kernel() -> Kernel {
 #[test]
 fn reads_bindings_sizes_and_overrides() {
     let r = reflect(&kernel()).unwrap();
-    let seen: Vec<_> = r.bindings.iter().map(|b| (b.index, b.name.as_str(), b.kind, b.min_size)).collect();
+    let seen: Vec<_> =
+        r.interface.bindings.iter().map(|b| (b.index, b.name.as_str(), b.kind, b.min_size)).collect();
     assert_eq!(
         seen,
         [
@@ -65,9 +66,9 @@ fn an_entry_point_binds_only_what_it_uses() {
     // Overrides of other entry points may stay.
     k.constants.truncate(0);
     let r = reflect(&k).unwrap();
-    assert_eq!(r.bindings.iter().map(|b| b.index).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(r.interface.bindings.iter().map(|b| b.index).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(r.workgroup_bytes, 0);
-    assert_eq!(r.declared, [0, 1, 2]);
+    assert_eq!(r.interface.declared, [0, 1, 2]);
 }
 
 #[test]
@@ -148,4 +149,52 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) { y[id.x] = subgroupAdd(y[
     // On a device without them the kernel is refused by name.
     let error = parse(&k, Capabilities::empty()).err().unwrap().to_string();
     assert!(error.contains("kernel demo") && error.to_lowercase().contains("subgroup"), "{error}");
+}
+
+/// What the page reads of the demo's shader with `from` replaced by `to`.
+fn scanned(from: &str, to: &str) -> Result<Interface, GpuError> {
+    assert!(SOURCE.contains(from));
+    scan(&Kernel { source: SOURCE.replace(from, to).into(), ..kernel() })
+}
+
+#[test]
+fn the_scanner_follows_calls_and_reads_no_members_or_comments() {
+    let used = |i: &Interface| i.bindings.iter().map(|b| b.index).collect::<Vec<_>>();
+    let inner = "{ return x[i].y; }\n@compute @workgroup_size(WG, 2)\nfn main";
+    let text = SOURCE
+        .replace("@compute @workgroup_size(WG, 2)\nfn main", &format!("fn taken(i: u32) -> f32 {inner}"))
+        .replace("x[id.x].y;", "taken(id.x);");
+    let k = Kernel { source: text.into(), ..kernel() };
+    assert_eq!(used(&scan(&k).unwrap()), [0, 1, 2]);
+    reflect(&k).unwrap();
+    // `x` now stands in the comment and as a member only.
+    let i = scanned("shared_tile[l] = x[id.x].y;", "shared_tile[l] = f32(id.x); // x[0]").unwrap();
+    assert_eq!((used(&i), i.declared), (vec![1, 2], vec![0, 1, 2]));
+}
+
+#[test]
+fn the_scanner_refuses_what_it_does_not_know() {
+    let refusal = |from: &str, to: &str| scanned(from, to).unwrap_err().to_string();
+    let text = refusal("@group(0) @binding(0)", "@group(1) @binding(0)");
+    assert!(text.contains("kernel demo: variable x must be in @group(0)"), "{text}");
+    let text = refusal("@binding(1)", "@binding(FIRST + 1)");
+    assert!(text.contains("variable y must be in @group(0)"), "{text}");
+    assert!(refusal("struct", "module").contains("`module` stands outside of everything"));
+    assert!(refusal("var<uniform> p", "var<handle> p").contains("a variable in `handle`"));
+    assert!(refusal("fn clear", "/* fn clear").contains("/* */"));
+    assert!(refusal("fn main", "fn start").contains("no entry point main"));
+    assert!(refusal("y[id.x] = 0.0; }\n}", "").contains("`{` is not closed"));
+    assert!(
+        refusal("var<workgroup> shared_tile: array<f32, TILE * TILE>;", "var<storage")
+            .contains("a variable in")
+    );
+}
+
+#[test]
+fn a_scan_that_differs_from_the_shader_is_an_error() {
+    let mut interface = reflect(&kernel()).unwrap().interface;
+    check_scan(&kernel(), &interface).unwrap();
+    interface.bindings[0].kind = BindingKind::ReadWrite;
+    let text = check_scan(&kernel(), &interface).unwrap_err().to_string();
+    assert!(text.contains("kernel demo: the page would bind"), "{text}");
 }

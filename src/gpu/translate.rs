@@ -7,7 +7,7 @@ use naga::{Module, ShaderStage};
 
 use super::error::{GpuError, error_chain};
 use super::kernel::Kernel;
-use super::reflect::{all_capabilities, check_contract, parse};
+use super::reflect::{all_capabilities, parse};
 
 /// One kernel in every language that wgpu uses natively.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub fn translate(kernel: &Kernel) -> Result<Translated, GpuError> {
         GpuError::shader(&kernel.label, format!("does not translate to {language}: {message}"))
     };
     let parsed = parse(kernel, all_capabilities())?;
-    check_contract(kernel, &parsed.reflected)?;
+    parsed.reflected.interface.check_contract(kernel)?;
     let module: &Module = &parsed.module;
     let info = &parsed.info;
     let entry = (ShaderStage::Compute, kernel.entry.to_string());

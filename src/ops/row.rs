@@ -169,6 +169,7 @@ pub(crate) fn kernel(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::gpu::reflect::{check_default_limits, reflect};
     use crate::graph::Shape;
     use crate::ops::matmul_wgsl::{MatmulSpec, Variant};
     use crate::ops::{GpuCaps, GpuRequest, MatmulChoice, Op};
@@ -190,20 +191,14 @@ pub(crate) mod tests {
         for in_place in places {
             let l = op.gpu(&GpuRequest { inputs: &inputs, outputs: &outputs, in_place, caps: &caps });
             for k in &l.kernels {
-                let m = naga::front::wgsl::parse_str(&k.source)
-                    .unwrap_or_else(|e| panic!("{}\n{}", e.emit_to_string(&k.source), k.source));
-                naga::valid::Validator::new(
-                    naga::valid::ValidationFlags::all(),
-                    naga::valid::Capabilities::empty(),
-                )
-                .validate(&m)
-                .unwrap_or_else(|e| panic!("{}", e.emit_to_string(&k.source)));
-                let bound: Vec<u32> = m
-                    .global_variables
-                    .iter()
-                    .filter_map(|(_, v)| v.binding.as_ref().map(|b| b.binding))
-                    .collect();
-                assert_eq!(bound, (0..=k.bindings.len() as u32).collect::<Vec<_>>(), "{}", k.label);
+                let r = reflect(k).unwrap_or_else(|e| panic!("{e}\n{}", k.source));
+                check_default_limits(&k.label, &r).unwrap();
+                assert_eq!(
+                    r.interface.declared,
+                    (0..=k.bindings.len() as u32).collect::<Vec<_>>(),
+                    "{}",
+                    k.label
+                );
                 assert!(k.bindings.len() <= 8);
                 assert!(k.groups.iter().all(|&g| (1..=65_535).contains(&g)));
                 if let Some((i, _)) = in_place {

@@ -144,6 +144,7 @@ pub fn store_matrix(buffer: &str, name: &str, n: usize) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::gpu::kernel::{Bind, Kernel};
+    use crate::gpu::reflect::{check_default_limits, reflect};
     use crate::ops::GpuLaunch;
 
     #[test]
@@ -171,21 +172,9 @@ pub(crate) mod tests {
     fn validate_kernel(k: &Kernel) {
         assert!(k.bindings.len() <= 8, "{} binds {} buffers", k.label, k.bindings.len());
         assert!(k.groups.iter().all(|&g| (1..=65_535).contains(&g)));
-        let m = naga::front::wgsl::parse_str(&k.source)
-            .unwrap_or_else(|e| panic!("{}: {}\n{}", k.label, e.emit_to_string(&k.source), k.source));
-        let mut v = naga::valid::Validator::new(Default::default(), naga::valid::Capabilities::empty());
-        v.validate(&m).unwrap_or_else(|e| panic!("{}: {e:?}\n{}", k.label, k.source));
-        let mut bound = 0;
-        for (_, g) in m.global_variables.iter() {
-            if g.binding.is_some() {
-                bound += 1;
-            }
-            if g.space == naga::AddressSpace::Uniform {
-                let size = m.types[g.ty].inner.size(m.to_ctx());
-                assert_eq!(size as usize, k.params.len(), "{}: uniform block", k.label);
-            }
-        }
-        assert_eq!(bound, k.bindings.len() + 1, "{}: bindings", k.label);
+        let r = reflect(k).unwrap_or_else(|e| panic!("{e}\n{}", k.source));
+        check_default_limits(&k.label, &r).unwrap();
+        assert_eq!(r.interface.declared.len(), k.bindings.len() + 1, "{}: bindings", k.label);
     }
 
     /// A device for shader text.

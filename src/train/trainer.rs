@@ -126,7 +126,8 @@ pub struct Trainer {
     bad_evals: usize,
 }
 
-/// The step whose operations are timed on the CPU: late enough for caches and allocations to be warm.
+/// The step whose operations are timed: late enough for caches and allocations to be warm, early enough for whoever
+/// watches.
 const PROFILED: u64 = 8;
 
 /// Positions in the training program's kept values.
@@ -239,19 +240,14 @@ impl Trainer {
                 self.step += 1;
                 upload(&mut self.program, &batch)?;
                 self.program.set("hyper", &hyper(&t, self.step, factor))?;
-                let timed = self.step == PROFILED && self.device.is_cpu() && !self.program.is_profiling();
-                if timed {
-                    self.program.start_profile();
-                }
-                let before = Instant::now();
+                let timed = self.step == PROFILED.min(self.schedule.total) && self.can_be_timed();
                 let ran = match timed {
-                    true => self.program.run(&mut self.state),
-                    false => run_with_pauses(&mut self.program, &mut self.state, report).await,
+                    true => self.timed_step(store).await,
+                    false => {
+                        run_with_pauses(&mut self.program, &mut self.state, report).await.map_err(Into::into)
+                    }
                 };
                 ran.with_context(|| format!("step {}", self.step))?;
-                if timed {
-                    self.time(store, before.elapsed().as_secs_f64()).await?;
-                }
                 rows += batch.rows as u64;
                 window.rows += batch.rows as u64;
                 window.steps += 1;
@@ -303,10 +299,6 @@ impl Trainer {
         if t.checkpoint_every > 0 {
             self.save(store, Weights::Last, None).await?;
         }
-        if self.device.has_timestamps() {
-            // by the host's clock it would take too long; a run more, whose update goes nowhere: the weights are saved
-            self.time(store, 0.0).await?;
-        }
         let (_, best_step, metrics) = self.best.clone().context("no evaluation took place")?;
         let summary = Summary {
             r#type: "summary",
@@ -353,10 +345,26 @@ impl Trainer {
         report.event(&e)
     }
 
-    /// Writes where a step's time went.
-    async fn time(&mut self, store: &mut dyn Store, wall: f64) -> anyhow::Result<()> {
+    /// Whether a step can be timed by the way: not where `--profile` does it already, nor on a GPU without
+    /// timestamps, where each dispatch would wait for the one before.
+    fn can_be_timed(&self) -> bool {
+        if self.device.is_cpu() { !self.program.is_profiling() } else { self.device.has_timestamps() }
+    }
+
+    /// Takes a step and writes where its time went.
+    async fn timed_step(&mut self, store: &mut dyn Store) -> anyhow::Result<()> {
+        let mut wall = 0.0;
+        let clock = if self.device.is_cpu() {
+            self.program.start_profile();
+            let before = Instant::now();
+            self.program.run(&mut self.state)?;
+            wall = before.elapsed().as_secs_f64();
+            "host"
+        } else {
+            "device"
+        };
+        // on a device this is what takes the step
         let times = self.program.node_times().await?;
-        let clock = if self.device.is_cpu() { "host" } else { "device" };
         let report = time_report(self.device.name(), clock, self.step, wall * 1e6, &times);
         store.file(run::PROFILE, &serde_json::to_vec_pretty(&report)?)
     }

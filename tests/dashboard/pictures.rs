@@ -17,7 +17,7 @@ fn options() -> SnapshotOptions {
     SnapshotOptions::new().threshold(1.5).max_failed_pixels(150)
 }
 
-fn vulkan() -> bool {
+pub fn vulkan() -> bool {
     let found =
         birkhoff::gpu::adapter::list_adapters().iter().any(|a| a.backend.eq_ignore_ascii_case("vulkan"));
     if !found {
@@ -26,7 +26,7 @@ fn vulkan() -> bool {
     found
 }
 
-type App = Harness<'static, Dashboard>;
+pub type App = Harness<'static, Dashboard>;
 
 /// Over the margin that the harness leaves.
 fn whole_window(ui: &mut egui::Ui, d: &mut Dashboard) {
@@ -37,7 +37,7 @@ fn whole_window(ui: &mut egui::Ui, d: &mut Dashboard) {
     });
 }
 
-fn harness(dashboard: Dashboard, theme: Theme) -> App {
+pub fn harness(dashboard: Dashboard, theme: Theme) -> App {
     Harness::builder()
         .with_size(vec2(1100.0, 700.0))
         .with_theme(theme)

@@ -10,7 +10,7 @@ use super::pictures::image_of;
 use super::recorded::three;
 
 /// A process that ends with the test.
-struct Owned(Child);
+pub struct Owned(pub Child);
 
 impl Drop for Owned {
     fn drop(&mut self) {
@@ -20,9 +20,9 @@ impl Drop for Owned {
 }
 
 /// A virtual screen whose pixels are in a file; `None`, with a line that says so, where there is no Xvfb.
-fn screen(folder: &Path) -> Option<(Owned, String)> {
+pub fn screen(folder: &Path) -> Option<(Owned, String)> {
     let spawned = Command::new("Xvfb")
-        .args(["-displayfd", "1", "-screen", "0", "1200x800x24", "-nolisten", "tcp", "-fbdir"])
+        .args(["-displayfd", "1", "-screen", "0", "1200x800x24", "-nolisten", "tcp", "-noreset", "-fbdir"])
         .arg(folder)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -39,14 +39,14 @@ fn screen(folder: &Path) -> Option<(Owned, String)> {
     Some((child, format!(":{}", line.trim())))
 }
 
-fn program(display: &str) -> Command {
+pub fn program(display: &str) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_birkhoff"));
     c.env("DISPLAY", display).env_remove("WAYLAND_DISPLAY").env("XDG_RUNTIME_DIR", "/nonexistent/birkhoff");
     c
 }
 
 /// The pixels of an XWD file, as 0xRRGGBB, with the width.
-fn pixels(file: &Path) -> Option<(usize, Vec<u32>)> {
+pub fn pixels(file: &Path) -> Option<(usize, Vec<u32>)> {
     let bytes = fs::read(file).ok()?;
     let field = |i: usize| Some(u32::from_be_bytes(bytes.get(4 * i..4 * i + 4)?.try_into().ok()?) as usize);
     let (header, width, height) = (field(0)?, field(4)?, field(5)?);
@@ -64,7 +64,7 @@ fn pixels(file: &Path) -> Option<(usize, Vec<u32>)> {
 }
 
 /// How many pixels have about this colour.
-fn count(pixels: &[u32], rgb: u32) -> usize {
+pub fn count(pixels: &[u32], rgb: u32) -> usize {
     let near = |a: u32, b: u32, shift: u32| (a >> shift & 255).abs_diff(b >> shift & 255) <= 3;
     pixels.iter().filter(|&&p| near(p, rgb, 0) && near(p, rgb, 8) && near(p, rgb, 16)).count()
 }

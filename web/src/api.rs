@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 
 use birkhoff::dashboard::SharedRun;
+use birkhoff::text::error_line;
 use eframe::{WebOptions, WebRunner};
 use serde_json::json;
 use wasm_bindgen::prelude::*;
@@ -11,7 +12,7 @@ use wasm_bindgen::prelude::*;
 use crate::host::{self, Given};
 use crate::page::Page;
 use crate::score::{Files, score};
-use crate::session::{Phase, Session, one_line};
+use crate::session::{Phase, Session};
 use crate::setup::{DeviceWord, Setup};
 
 thread_local! {
@@ -94,6 +95,6 @@ pub async fn score_files(
     {
         files.give(Given { name: name.into(), bytes });
     }
-    let s = score(&files, word, &|_, _| ()).await.map_err(|e| failed(one_line(&e)))?;
+    let s = score(&files, word, &|_, _| ()).await.map_err(|e| failed(error_line(&e)))?;
     Ok(json!({"device": s.device, "logits": s.logits, "csv": s.to_csv(), "metrics": s.metrics}).to_string())
 }

@@ -1,8 +1,11 @@
 //! Small line plots of the page's own parts.
 
 use birkhoff::dashboard::theme::Palette;
-use eframe::egui::{self, Color32, CornerRadius, Frame, Layout, Margin, RichText, Stroke, Ui, Vec2, vec2};
-use egui_plot::{GridInput, GridMark, Plot, PlotPoint, PlotPoints, Points};
+use eframe::egui::{
+    self, Color32, CornerRadius, FontId, Frame, Label, Layout, Margin, Rangef, RichText, Stroke, Ui, Vec2,
+    vec2,
+};
+use egui_plot::{AxisHints, GridInput, GridMark, Plot, PlotPoint, PlotPoints, Points};
 
 /// A line with its name.
 pub struct Line {
@@ -26,9 +29,9 @@ pub fn card(ui: &mut Ui, size: Vec2, title: &str, hint: &str, body: impl FnOnce(
         frame.show(ui, |ui| {
             ui.set_min_size(size - vec2(22.0, 22.0));
             ui.set_max_size(size - vec2(22.0, 22.0));
-            ui.horizontal_wrapped(|ui| {
+            ui.horizontal(|ui| {
                 ui.label(RichText::new(title).strong());
-                ui.label(RichText::new(hint).small().color(p.weak));
+                ui.add(Label::new(RichText::new(hint).small().color(p.weak)).truncate());
             });
             body(ui);
         });
@@ -43,15 +46,31 @@ pub fn plot(ui: &mut Ui, id: &str, x: &str, log: bool, band: Option<(f64, f64)>,
     let p = Palette::of(ui);
     ui.horizontal_wrapped(|ui| {
         ui.spacing_mut().item_spacing.x = 5.0;
-        for l in lines {
+        for (i, l) in lines.iter().enumerate() {
+            if i > 0 {
+                ui.add_space(6.0);
+            }
             let (r, _) = ui.allocate_exact_size(vec2(16.0, 10.0), egui::Sense::hover());
             let ends = [egui::pos2(r.left(), r.center().y), egui::pos2(r.right(), r.center().y)];
             ui.painter().line_segment(ends, Stroke::new(2.5, l.color));
             ui.label(RichText::new(&l.name).small());
-            ui.add_space(6.0);
         }
     });
     let drawn = |v: f64| if log { v.max(FLOOR).log10() } else { v };
+    let small = FontId::proportional(11.5);
+    // closer labels than egui_plot's, which would fade in these small plots
+    let x_axis = AxisHints::new_x()
+        .label(RichText::new(x).small().color(p.weak))
+        .tick_label_font(small.clone())
+        .tick_label_color(p.weak)
+        .label_spacing(Rangef::new(14.0, 20.0))
+        .formatter(|m, _| if m.value.fract() == 0.0 { format!("{:.0}", m.value) } else { String::new() });
+    let y_axis = AxisHints::new_y()
+        .min_thickness(42.0)
+        .tick_label_font(small)
+        .tick_label_color(p.weak)
+        .label_spacing(Rangef::new(13.0, 22.0))
+        .formatter(move |m, _| tick(m, log));
     let mut plot = Plot::new(id)
         .allow_scroll(false)
         .allow_zoom(false)
@@ -59,15 +78,11 @@ pub fn plot(ui: &mut Ui, id: &str, x: &str, log: bool, band: Option<(f64, f64)>,
         .show_background(false)
         .set_margin_fraction(vec2(0.02, 0.1))
         .grid_color(p.grid)
-        .x_axis_label(RichText::new(x).small().color(p.weak))
-        .y_axis_min_width(42.0)
-        .x_axis_formatter(
-            |m, _| if m.value.fract() == 0.0 { format!("{:.0}", m.value) } else { String::new() },
-        )
+        .custom_x_axes(vec![x_axis])
+        .custom_y_axes(vec![y_axis])
         .label_formatter(|_| None)
         .show_x(false)
-        .show_y(false)
-        .y_axis_formatter(move |m, _| tick(m, log));
+        .show_y(false);
     plot = plot.x_grid_spacer(whole);
     if log {
         plot = plot.y_grid_spacer(decades);

@@ -10,7 +10,7 @@ use eframe::egui::{
 use crate::chart::{self, Line};
 use crate::host;
 use crate::sinkhorn::{Composed, Preset, column_error, compose, normal, trace};
-use crate::train::heading;
+use crate::widgets::heading;
 
 /// Iterations drawn in the plot of errors.
 const MOST: usize = 40;
@@ -164,8 +164,8 @@ impl Explorer {
     fn body(&mut self, ui: &mut Ui, shown: &Shown) -> bool {
         let p = Palette::of(ui);
         let width = ui.available_width();
-        let three = width > 760.0;
-        let room = if three { (width - 20.0) / 3.0 } else { (width - 10.0) / 2.0 };
+        let columns = [760.0, 420.0].into_iter().filter(|&w| width > w).count() + 1;
+        let room = ((width - 10.0 * (columns - 1) as f32) / columns as f32).floor();
         let top = vec2(room, (room + 46.0).min(ui.available_height() * 0.56).max(240.0));
         let mut changed = false;
         ui.horizontal_wrapped(|ui| {
@@ -191,22 +191,16 @@ impl Explorer {
             chart::card(ui, bottom, "Column error", "largest |column sum − 1|; rows are exact", |ui| {
                 chart::plot(ui, "column error", "iteration", true, None, &[line("error", 0, errors)]);
             });
-            chart::card(
-                ui,
-                bottom,
-                "Singular values",
-                "1 for the mean; the others shrink differences",
-                |ui| {
-                    spectrum(ui, &shown.singular);
-                },
-            );
+            chart::card(ui, bottom, "Singular values", "1: the mean; the rest shrinks", |ui| {
+                spectrum(ui, &shown.singular);
+            });
             let c = &shown.composed;
             let lines = [
                 line("forward gain", 0, by_layer(&c.forward)),
                 line("backward gain", 1, by_layer(&c.backward)),
                 line("differences left", 2, by_layer(&c.differences)),
             ];
-            chart::card(ui, bottom, "Through the layers", "gains and differences between streams", |ui| {
+            chart::card(ui, bottom, "Through the layers", "gains and differences", |ui| {
                 chart::plot(ui, "through layers", "layers", true, None, &lines);
             });
         });

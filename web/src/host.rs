@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use birkhoff::dashboard::Exporter;
+use birkhoff::dashboard::{Dashboard, Exporter};
 use eframe::egui::{Rect, Response};
 use wasm_bindgen::prelude::*;
 
@@ -86,6 +86,13 @@ impl Exporter for Downloads {
     fn save(&mut self, file_name: &str, bytes: Vec<u8>) -> Result<String, String> {
         save(file_name, &bytes);
         Ok(format!("{file_name} is in your downloads"))
+    }
+}
+
+/// Names the export buttons of a dashboard.
+pub fn name_exports(dashboard: &Dashboard) {
+    for (file, rect) in dashboard.export_buttons() {
+        place(format!("export.{file}"), rect);
     }
 }
 

@@ -7,7 +7,7 @@
 //! | `rows` | rows made in the page or read from a file, in slices as well |
 //! | `session` | one training run in the page |
 //! | `page` | the bar and its four parts: `train`, `race`, `explorer` (over `sinkhorn`), `score` |
-//! | `chart`, `host` | plots of the page's own; files, downloads, where things are drawn |
+//! | `chart`, `widgets`, `host` | plots and buttons of the page's own; files, downloads, where things are drawn |
 //! | `api` | what JavaScript calls: the page's start, and what the browser tests use |
 
 pub mod setup;
@@ -35,3 +35,5 @@ mod score;
 mod session;
 #[cfg(target_arch = "wasm32")]
 mod train;
+#[cfg(target_arch = "wasm32")]
+mod widgets;

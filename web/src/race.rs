@@ -6,6 +6,7 @@ use std::rc::Rc;
 use birkhoff::dashboard::theme::Palette;
 use birkhoff::dashboard::{Dashboard, SharedRun, View};
 use birkhoff::graph::exec::Device;
+use birkhoff::text::error_line;
 use birkhoff::train::schema::schema;
 use birkhoff::train::trainer::Event;
 use eframe::egui::{
@@ -16,9 +17,9 @@ use crate::chart::{self, Line};
 use crate::host;
 use crate::pace::Pace;
 use crate::rows;
-use crate::session::{Phase, Session, one_line};
+use crate::session::{Phase, Session};
 use crate::setup::{DataChoice, DeviceWord, Setup};
-use crate::train::{device, heading, paragraph};
+use crate::widgets::{device, half_button, heading, paragraph, primary};
 
 /// A setting of the race.
 pub struct Preset {
@@ -178,8 +179,7 @@ impl Race {
             set.push(format!("model.residual.streams={}", self.streams));
         }
         set.extend(self.more.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_string));
-        let valid = 4_000.min(self.rows);
-        let data = DataChoice::Planted { seed: self.seed, train: self.rows, valid };
+        let data = DataChoice::planted(self.seed, self.rows);
         Setup { set, data, device: self.device, steps: self.steps }
     }
 
@@ -203,7 +203,7 @@ impl Race {
             let mut p = shared.borrow_mut();
             p.doing = None;
             match loaded {
-                Err(e) => p.error = Some(one_line(&e)),
+                Err(e) => p.error = Some(error_line(&e)),
                 Ok(rows) => {
                     for (setup, title) in setups {
                         let run = SharedRun::new();
@@ -293,16 +293,13 @@ impl Race {
             ui.label(RichText::new(e).small().color(p.warn));
         }
         ui.horizontal(|ui| {
-            let half = vec2((ui.available_width() - 8.0) / 2.0, 32.0);
-            let go = Button::new(RichText::new("Start").strong().color(egui::Color32::WHITE))
-                .fill(egui::Color32::from_rgb(0x0b, 0x62, 0xa8))
-                .min_size(half);
-            let r = ui.add_enabled(!busy && error.is_none(), go);
+            let half = half_button(ui);
+            let r = primary(ui, "Start", half, !busy && error.is_none());
             host::name("race.go", &r);
             if r.clicked() {
                 self.start();
             }
-            let r = ui.add_enabled(busy, Button::new("Stop").min_size(half));
+            let r = ui.add_enabled(busy, Button::new("Stop").min_size(vec2(half, 32.0)));
             if r.clicked() {
                 self.running.iter().for_each(Session::stop);
             }
@@ -420,7 +417,7 @@ impl Race {
                             ui.label(RichText::new(format!("from step {step}")).color(p.warn));
                         }
                         (None, None, Some(_)) => {
-                            ui.label("never");
+                            ui.label(if s.step.0 < s.step.1 { "not so far" } else { "never" });
                         }
                         (None, None, None) => {
                             ui.label("…");

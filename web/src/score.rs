@@ -11,6 +11,7 @@ use birkhoff::data::criteo::check_columns;
 use birkhoff::data::loader::{Loader, LoaderOptions, Order};
 use birkhoff::data::metrics::{Metrics, MetricsAccumulator, sigmoid};
 use birkhoff::data::reader::{Labels, ReadOptions, RowPolicy};
+use birkhoff::text::error_line;
 use birkhoff::train::infer::LoadedRun;
 use birkhoff::train::trainer::{Event, Report};
 use eframe::egui::{self, Button, Frame, Margin, Panel, ProgressBar, RichText, ScrollArea, Stroke, Ui, vec2};
@@ -18,9 +19,9 @@ use eframe::egui::{self, Button, Frame, Margin, Panel, ProgressBar, RichText, Sc
 use crate::host::{self, Given};
 use crate::pace::Pace;
 use crate::rows;
-use crate::session::{device_name, one_line, open};
+use crate::session::{device_name, open};
 use crate::setup::DeviceWord;
-use crate::train::{device, heading};
+use crate::widgets::{device, heading, primary};
 
 /// Rows scored at a time: short enough for a frame.
 const BATCH: usize = 256;
@@ -206,7 +207,7 @@ impl Score {
             p.doing = None;
             match result {
                 Ok(s) => p.done = Some(Rc::new(s)),
-                Err(e) => p.error = Some(one_line(&e)),
+                Err(e) => p.error = Some(error_line(&e)),
             }
             host::wake();
         });
@@ -245,7 +246,10 @@ impl Score {
             host::choose_files("", true);
         }
         if self.ignored > 0 {
-            let text = format!("{} other files of the folder are not needed.", self.ignored);
+            let text = match self.ignored {
+                1 => "1 other file is not needed.".to_string(),
+                n => format!("{n} other files are not needed."),
+            };
             ui.label(RichText::new(text).small().color(p.weak));
         }
         heading(ui, "Device");
@@ -253,10 +257,7 @@ impl Score {
         ui.add_space(8.0);
         let busy = self.busy();
         let ready = self.files.missing().is_none() && !busy;
-        let go = Button::new(RichText::new("Score").strong().color(egui::Color32::WHITE))
-            .fill(egui::Color32::from_rgb(0x0b, 0x62, 0xa8));
-        let wide = vec2(ui.available_width(), 32.0);
-        let r = ui.add_enabled_ui(ready, |ui| ui.add_sized(wide, go)).inner;
+        let r = primary(ui, "Score", ui.available_width(), ready);
         host::name("score.go", &r);
         if r.clicked() {
             self.start();
@@ -334,6 +335,7 @@ fn file_line(ui: &mut Ui, name: &str, size: Option<usize>, what: &str) {
         };
         ui.label(RichText::new(name).monospace());
         let note = match size {
+            Some(n) if n < 1000 => format!("{n} bytes"),
             Some(n) if n >= 100_000 => format!("{:.1} MB", n as f64 / 1e6),
             Some(n) => format!("{:.1} kB", n as f64 / 1e3),
             None => what.to_string(),

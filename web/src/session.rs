@@ -12,6 +12,7 @@ use birkhoff::diagnose::Snapshot;
 use birkhoff::gpu::{DeviceChoice, GpuOptions, Selected, select_async};
 use birkhoff::graph::exec::Device;
 use birkhoff::model::config::Config;
+use birkhoff::text::error_line;
 use birkhoff::train::checkpoint::{CheckpointMeta, TensorRef};
 use birkhoff::train::infer::Inputs;
 use birkhoff::train::schema::schema;
@@ -114,7 +115,7 @@ impl Session {
     pub async fn run(&self, setup: &Setup, rows: Option<Rc<Loaded>>) {
         let end = match self.train(setup, rows).await {
             Ok(summary) => Phase::Finished(Box::new(summary)),
-            Err(e) => Phase::Failed(one_line(&e)),
+            Err(e) => Phase::Failed(error_line(&e)),
         };
         let mut p = self.0.borrow_mut();
         if let Phase::Failed(text) = &end {
@@ -215,20 +216,6 @@ fn slot_names(cfg: &Config, encoder: &FittedEncoder) -> Vec<String> {
     };
     names.extend(encoder.schema.categorical.iter().map(|c| c.name.clone()));
     names
-}
-
-/// An error with its causes, as one line.
-pub fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        let text = cause.to_string();
-        if line.is_empty() {
-            line = text;
-        } else if !line.contains(&text) {
-            line = format!("{line}: {text}");
-        }
-    }
-    line.replace('\n', " ")
 }
 
 struct Watch {

@@ -40,6 +40,13 @@ pub enum DataChoice {
     },
 }
 
+impl DataChoice {
+    /// Rows of the planted log, with some more to validate.
+    pub fn planted(seed: u64, rows: u64) -> DataChoice {
+        DataChoice::Planted { seed, train: rows, valid: rows.min(4_000) }
+    }
+}
+
 /// A run to start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
@@ -57,14 +64,18 @@ pub struct Setup {
 }
 
 /// What differs from the command line's defaults: a step short enough for a frame, and a curve with many points.
-pub const PAGE_DEFAULTS: [&str; 6] = [
+pub const PAGE_DEFAULTS: [&str; 5] = [
     "train.batch=128",
     "train.eval_batch=512",
     "train.log_every=5",
     "train.eval_every=100",
     "train.patience=0",
-    "data.min_count=2",
 ];
+
+/// The configuration that the page begins with: the command line's, but for [`PAGE_DEFAULTS`].
+pub fn page_defaults() -> Config {
+    Config::from_text("page", "", &PAGE_DEFAULTS.map(str::to_string)).unwrap_or_default()
+}
 
 impl Setup {
     /// The configuration.
@@ -94,6 +105,9 @@ mod tests {
         assert_eq!((config.model.layers, config.train.batch), (2, 128));
         let text = serde_json::to_string(&setup).expect("json");
         assert_eq!(serde_json::from_str::<Setup>(&text).expect("back"), setup);
+        let (page, program) = (page_defaults(), Config::default());
+        assert_eq!((page.train.batch, page.train.log_every), (128, 5));
+        assert_eq!((page.train.lr, page.model), (program.train.lr, program.model));
         let bad = Setup { set: vec!["model.layer=2".into()], ..setup };
         assert!(bad.config().is_err());
     }

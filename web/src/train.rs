@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use birkhoff::dashboard::theme::Palette;
 use birkhoff::dashboard::{Dashboard, SharedRun};
+use birkhoff::model::config::Config;
 use eframe::egui::{
     self, Button, ComboBox, DragValue, Frame, Grid, Margin, Panel, ProgressBar, RichText, ScrollArea, Slider,
     Ui, vec2,
@@ -11,7 +12,8 @@ use eframe::egui::{
 
 use crate::host::{self, Given};
 use crate::session::{Phase, Session};
-use crate::setup::{DataChoice, DeviceWord, Setup};
+use crate::setup::{DataChoice, DeviceWord, Setup, page_defaults};
+use crate::widgets::{device, half_button, heading, paragraph, primary};
 
 /// The modules that the page offers: their kind, and what they do.
 const MODULES: [(&str, &str); 7] = [
@@ -46,18 +48,18 @@ pub struct Form {
 
 impl Default for Form {
     fn default() -> Self {
-        let mut modules = [false; MODULES.len()];
-        (modules[0], modules[1]) = (true, true);
+        let Config { model, train, .. } = page_defaults();
+        let modules = MODULES.map(|(word, _)| model.modules.iter().any(|m| m.kind.kind().name() == word));
         Form {
-            mode: "mhc",
-            streams: 4,
-            layers: 4,
-            width: 16,
+            mode: model.residual.mode.name(),
+            streams: model.residual.streams,
+            layers: model.layers,
+            width: model.width,
             modules,
-            lr: 2e-3,
-            batch: 128,
+            lr: train.lr,
+            batch: train.batch,
             steps: 400,
-            seed: 1,
+            seed: train.seed,
             rows: 20_000,
             file: None,
             from_file: false,
@@ -93,7 +95,7 @@ impl Form {
             Some((name, bytes)) if self.from_file => {
                 DataChoice::File { name: name.clone(), bytes: bytes.clone() }
             }
-            _ => DataChoice::Planted { seed: self.seed, train: self.rows, valid: 4_000.min(self.rows) },
+            _ => DataChoice::planted(self.seed, self.rows),
         };
         Setup { set, data, device: self.device, steps: self.steps }
     }
@@ -168,6 +170,7 @@ impl Train {
             self.welcome(ui);
         } else {
             self.dashboard.ui(ui);
+            host::name_exports(&self.dashboard);
         }
     }
 
@@ -197,16 +200,13 @@ impl Train {
             ui.label(RichText::new(text).small().color(p.warn));
         }
         ui.horizontal(|ui| {
-            let half = vec2((ui.available_width() - 8.0) / 2.0, 32.0);
-            let go = Button::new(RichText::new("Train").strong().color(egui::Color32::WHITE))
-                .fill(egui::Color32::from_rgb(0x0b, 0x62, 0xa8))
-                .min_size(half);
-            let r = ui.add_enabled(!busy && problem.is_none(), go);
+            let half = half_button(ui);
+            let r = primary(ui, "Train", half, !busy && problem.is_none());
             host::name("train.go", &r);
             if r.clicked() {
                 self.start();
             }
-            let r = ui.add_enabled(busy, Button::new("Stop").min_size(half));
+            let r = ui.add_enabled(busy, Button::new("Stop").min_size(vec2(half, 32.0)));
             host::name("train.stop", &r);
             if r.clicked()
                 && let Some(s) = &self.session
@@ -242,7 +242,7 @@ impl Train {
                     .as_ref()
                     .map_or("none yet".into(), |(n, b)| format!("{n} ({:.1} MB)", b.len() as f64 / 1e6));
                 if ui
-                    .button(name)
+                    .add_sized([170.0, 20.0], Button::new(name).truncate())
                     .on_hover_text("Criteo's format: label, 13 integers, 26 categories, tabs")
                     .clicked()
                 {
@@ -342,40 +342,6 @@ impl Train {
             ui.add(edit.code_editor().desired_width(f32::INFINITY));
         });
     }
-}
-
-/// A few lines in the middle of an empty place, not too long to read.
-pub fn paragraph(ui: &mut Ui, text: &str) {
-    let width = ui.available_width().min(560.0);
-    ui.allocate_ui(vec2(width, 0.0), |ui| {
-        ui.set_max_width(width);
-        let text = RichText::new(text).color(Palette::of(ui).weak);
-        ui.add(egui::Label::new(text).wrap().halign(egui::Align::Center));
-    });
-}
-
-/// A part of the form.
-pub fn heading(ui: &mut Ui, text: &str) {
-    ui.add_space(8.0);
-    ui.label(RichText::new(text).size(15.0).strong());
-}
-
-/// The choice of a device.
-pub fn device(ui: &mut Ui, word: &mut DeviceWord) {
-    ui.horizontal(|ui| {
-        ui.spacing_mut().item_spacing.x = 2.0;
-        for (w, title, tip) in [
-            (DeviceWord::Auto, "auto", "WebGPU on a hardware GPU, else the CPU"),
-            (DeviceWord::WebGpu, "WebGPU", "WebGPU, also where only a software driver stands behind it"),
-            (DeviceWord::Cpu, "CPU", "The CPU executor, in WebAssembly"),
-        ] {
-            let r = ui.selectable_label(*word == w, title).on_hover_text(tip);
-            host::name(format!("device.{title}"), &r);
-            if r.clicked() {
-                *word = w;
-            }
-        }
-    });
 }
 
 /// Where a run stands, in two lines and a bar.

@@ -2,7 +2,7 @@
 
 import { after, before, test } from "node:test";
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync, rmSync, existsSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, existsSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { birkhoff, launch, nativeRun, open, out, serveDist } from "./browser.mjs";
@@ -165,6 +165,64 @@ test("a run started by hand trains, can be stopped, and the page answers meanwhi
   assert.ok(s.train.step < 400, `it stopped at ${s.train.step}`);
   await page.waitForTimeout(600);
   await shot(page, "stopped");
+  assert.deepEqual(problems, []);
+  await page.close();
+});
+
+test("a plot of the page is downloaded as numbers and as a picture", { timeout: 280_000 }, async () => {
+  const { page, problems } = await open(browser, server.url);
+  await click(page, "device.CPU");
+  const { x, y } = await place(page, "train.steps");
+  await page.mouse.dblclick(x, y);
+  await page.keyboard.press("Control+A");
+  await page.keyboard.type("20");
+  await page.keyboard.press("Enter");
+  await click(page, "train.go");
+  const s = await until(page, "the end", (s) => s.train && !["preparing", "training"].includes(s.train.phase));
+  assert.deepEqual([s.train.phase, s.train.steps], ["finished", 20], s.train.error);
+  await page.waitForTimeout(800);
+  const save = async (name) => {
+    let d;
+    // on a busy machine a click can fall between two frames
+    for (let k = 0; k < 4 && !d; k++) {
+      const download = page.waitForEvent("download", { timeout: 15_000 }).catch(() => null);
+      await click(page, `export.${name}`);
+      d = await download;
+    }
+    if (!d) await shot(page, "no-download");
+    assert.equal(d?.suggestedFilename(), name);
+    return readFileSync(await d.path());
+  };
+  // the form as it is shown when the page opens is the page's defaults, and those are the program's
+  const data = { from: "planted", seed: 1, train: 20_000, valid: 4_000 };
+  const want = await trainIn(page, { data, device: "cpu", steps: 20 });
+  const [head, ...rows] = (await save("overview-loss.csv")).toString().trim().split("\n");
+  assert.equal(head, "run,step,seconds,rows,loss");
+  const numbers = rows.map((r) => r.slice(r.lastIndexOf('"') + 2).split(",").map(Number));
+  const steps = want.events.filter((e) => e.type === "step");
+  assert.ok(steps.length >= 4, `${steps.length}`);
+  assert.deepEqual(numbers.map((n) => [n[0], n[2], n[3]]), steps.map((e) => [e.step, e.rows, e.loss]));
+  const bytes = await save("overview-loss.png");
+  const seen = await page.evaluate(async (bytes) => {
+    const image = await createImageBitmap(new Blob([new Uint8Array(bytes)], { type: "image/png" }));
+    const { width, height } = image;
+    const canvas = new OffscreenCanvas(width, height).getContext("2d");
+    canvas.drawImage(image, 0, 0);
+    const { data } = canvas.getImageData(0, 0, width, height);
+    const colors = new Set();
+    let line = 0;
+    for (let i = 0; i < data.length; i += 4) {
+      const p = [...data.slice(i, i + 3)];
+      colors.add(p.join());
+      // the first run's, in the light and in the dark theme
+      if ([[0x00, 0x72, 0xb2], [0x4f, 0xa8, 0xe0]].some((c) => c.every((v, k) => Math.abs(v - p[k]) < 16))) line++;
+    }
+    return { width, height, colors: colors.size, line };
+  }, [...bytes]);
+  console.log(`the picture: ${JSON.stringify(seen)}, ${bytes.length} bytes`);
+  assert.ok(seen.width > 250 && seen.height > 150 && seen.colors > 50 && seen.line > 50, JSON.stringify(seen));
+  writeFileSync(path.join(out, "exported.png"), bytes);
+  await shot(page, "exported");
   assert.deepEqual(problems, []);
   await page.close();
 });
