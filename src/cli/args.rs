@@ -1,6 +1,6 @@
 //! The arguments of every subcommand and their help.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -45,7 +45,8 @@ pub enum Command {
 }
 
 /// What to do with a row that cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnBadRow {
     /// Stop, naming file, line and field.
     #[default]
@@ -94,20 +95,30 @@ pub struct ConfigArgs {
 #[command(after_help = "Examples:
   birkhoff train --train train.tsv --valid valid.tsv --out runs/a
   birkhoff train --train train.tsv --valid valid.tsv --out runs/b --set model.layers=8 --set train.lr=5e-4
-  birkhoff train --train train.tsv --valid valid.tsv --out runs/c --config dhen.toml --device cpu --json")]
+  birkhoff train --train train.tsv --valid valid.tsv --out runs/c --config dhen.toml --device cpu --json
+  birkhoff train --resume runs/c                 goes on with a run that was stopped
+  birkhoff train --resume runs/c --epochs 3      makes it longer
+
+Ctrl-C saves a checkpoint; so do evaluations, and every ten minutes (train.checkpoint_minutes).")]
 pub struct TrainArgs {
     /// Rows to learn from
-    #[arg(long, value_name = "FILE")]
-    pub train: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "resume")]
+    pub train: Option<PathBuf>,
     /// Rows to evaluate on; they choose the best weights
-    #[arg(long, value_name = "FILE")]
-    pub valid: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "resume")]
+    pub valid: Option<PathBuf>,
     /// Format of both files [default: data.format of the configuration, criteo]
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<Format>,
     /// Run folder to write: configuration, vocabularies, weights, metrics
-    #[arg(long, value_name = "RUN")]
-    pub out: PathBuf,
+    #[arg(long, value_name = "RUN", required_unless_present = "resume")]
+    pub out: Option<PathBuf>,
+    /// Go on with this run from its newest checkpoint: data, configuration and device are those of its start
+    ///
+    /// The result is that of a run that was never stopped, on the CPU bit for bit. --train and --valid say where the
+    /// files are now; --epochs and --set change the rest of the run.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["out", "force", "config", "seed", "format"])]
+    pub resume: Option<PathBuf>,
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
@@ -127,8 +138,8 @@ pub struct TrainArgs {
     #[arg(long)]
     pub force: bool,
     /// What to do with a row that cannot be read
-    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
-    pub on_bad_row: OnBadRow,
+    #[arg(long, value_name = "ACTION", value_enum)]
+    pub on_bad_row: Option<OnBadRow>,
     /// Print the time of each kernel at the end
     #[arg(long)]
     pub profile: bool,
@@ -141,9 +152,17 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// The configuration of the run: `--config`, then each `--set`, then the options of their own.
+    /// The run's folder.
+    pub fn folder(&self) -> &Path {
+        self.resume.as_deref().or(self.out.as_deref()).unwrap_or(Path::new(""))
+    }
+
+    /// The configuration of the run: `--config` (or that of `--resume`), then each `--set`, then the options of their
+    /// own.
     pub fn resolve_config(&self) -> Result<Config, ConfigError> {
-        let mut config = Config::load(self.config.config.as_deref(), &self.config.sets)?;
+        let resumed = self.resume.as_ref().map(|r| r.join(crate::train::run::CONFIG));
+        let file = resumed.as_deref().or(self.config.config.as_deref());
+        let mut config = Config::load(file, &self.config.sets)?;
         config.data.format = self.format.unwrap_or(config.data.format);
         config.train.epochs = self.epochs.unwrap_or(config.train.epochs);
         config.train.seed = self.seed.unwrap_or(config.train.seed);
@@ -357,11 +376,11 @@ mod tests {
         let Command::Train(args) = parse(&line).expect("valid") else { panic!("not train") };
         let config = args.resolve_config().expect("config");
         assert_eq!((config.model.layers, config.train.epochs, config.train.seed), (2, 3, 7));
-        assert_eq!((args.on_bad_row, args.device.device.as_str()), (OnBadRow::Skip, "software"));
+        assert_eq!((args.on_bad_row, args.device.device.as_str()), (Some(OnBadRow::Skip), "software"));
         assert!(args.json && args.force && args.profile && args.quiet);
         let Command::Train(args) = parse(TRAIN).expect("valid") else { panic!("not train") };
         assert_eq!(args.resolve_config().expect("defaults"), Config::default());
-        assert_eq!((args.on_bad_row, args.device.device.as_str()), (OnBadRow::Error, "auto"));
+        assert_eq!((args.on_bad_row, args.device.device.as_str()), (None, "auto"));
     }
 
     #[test]
@@ -379,6 +398,7 @@ mod tests {
     fn the_other_commands_parse_as_the_issue_writes_them() {
         for line in [
             "birkhoff eval RUN --data f --device cpu --json --on-bad-row error",
+            "birkhoff train --resume RUN --epochs 3 --set train.lr=1e-4 --device cpu",
             "birkhoff predict RUN --data f --out scores.csv --device auto",
             "birkhoff synth --rows 10 --seed 3 --out f --json --world 2",
             "birkhoff inspect c.toml --set model.width=8 --batch 64 --json --dot g.dot",
@@ -393,6 +413,8 @@ mod tests {
             "birkhoff eval RUN",
             "birkhoff synth --rows 0 --out f",
             "birkhoff train",
+            "birkhoff train --resume RUN --out RUN",
+            "birkhoff train --resume RUN --seed 3",
             "birkhoff fly",
         ] {
             let e = parse(line).expect_err(line);

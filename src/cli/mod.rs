@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is::<output::StdoutClosed>() => ExitCode::from(CLOSED),
-        Err(e) if e.is::<train::Interrupted>() => ExitCode::from(INTERRUPTED),
+        Err(e) if e.is::<crate::train::events::Interrupted>() => ExitCode::from(INTERRUPTED),
         Err(e) => {
             eprintln!("error: {}", one_line(&e));
             ExitCode::from(FAILED)

@@ -2,17 +2,20 @@
 
 use super::args::{OnBadRow, TrainArgs};
 use super::output;
+use crate::data::FittedEncoder;
 use crate::data::criteo::{self, Labels, ReadOptions, RowPolicy};
 use crate::data::rows::SkipReport;
-use crate::model::config::Config;
+use crate::model::config::{Config, Schedule};
 use crate::text::group;
 use crate::train::infer::{Inputs, schema};
-use crate::train::run::RunFolder;
-use crate::train::trainer::{Event, Report, Summary, Trainer};
-use anyhow::bail;
+use crate::train::resume::Resumed;
+use crate::train::run::{DATA, RunFolder, write_atomic};
+use crate::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
+use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
-use std::path::Path;
+use serde::{Deserialize, Serialize};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,15 +30,65 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
     #[cfg(feature = "dashboard")]
     {
         let own = args.clone();
-        super::dashboard::beside(&args.out, move || train(&own))
+        super::dashboard::beside(args.folder(), move || train(&own))
+    }
+}
+
+/// `data.json`: what a run was trained on, for `--resume`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct DataRecord {
+    /// Rows to learn from, as an absolute path.
+    train: PathBuf,
+    /// Rows to evaluate on.
+    valid: PathBuf,
+    on_bad_row: OnBadRow,
+    /// As it was given: `cpu`, `auto`, a part of a name.
+    device: String,
+}
+
+impl DataRecord {
+    /// What the arguments say; for a run that goes on, over what it began with.
+    fn new(args: &TrainArgs) -> anyhow::Result<Self> {
+        let absolute = |p: &Path| std::path::absolute(p).unwrap_or_else(|_| p.to_owned());
+        let path = args.folder().join(DATA);
+        let before: Option<DataRecord> = match (&args.resume, std::fs::read(&path)) {
+            (None, _) => None,
+            (Some(_), Ok(bytes)) => {
+                let read = serde_json::from_slice(&bytes);
+                Some(read.with_context(|| format!("{}: cannot be read", path.display()))?)
+            }
+            (Some(_), Err(_)) => None,
+        };
+        let file = |given: &Option<PathBuf>, old: Option<&PathBuf>, option: &str| {
+            let file = given.as_deref().map(absolute).or(old.cloned());
+            file.with_context(|| {
+                format!("{} is missing: say with {option} where the rows are", path.display())
+            })
+        };
+        let b = before.as_ref();
+        let device = match (args.device.device.as_str(), b) {
+            ("auto", Some(b)) => b.device.clone(),
+            (word, _) => word.to_owned(),
+        };
+        Ok(DataRecord {
+            train: file(&args.train, b.map(|b| &b.train), "--train FILE")?,
+            valid: file(&args.valid, b.map(|b| &b.valid), "--valid FILE")?,
+            on_bad_row: args.on_bad_row.or(b.map(|b| b.on_bad_row)).unwrap_or_default(),
+            device,
+        })
     }
 }
 
 /// Trains.
 fn train(args: &TrainArgs) -> anyhow::Result<()> {
+    let resumed = args.resume.as_deref().map(RunFolder::resume).transpose()?;
     let cfg = args.resolve_config()?;
-    let device = super::device::open(&args.device.device)?;
-    let folder = RunFolder::create(&args.out, args.force)?;
+    let data = DataRecord::new(args)?;
+    let device = super::device::open(&data.device)?;
+    let folder = match resumed {
+        Some(folder) => folder,
+        None => RunFolder::create(args.folder(), args.force)?,
+    };
     let say = |text: String| {
         if !args.quiet {
             eprintln!("{text}");
@@ -45,13 +98,24 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         say(n.to_string());
     }
 
-    let policy = row_policy(args.on_bad_row);
+    let policy = row_policy(data.on_bad_row);
     let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
-    let (encoder, skipped) = criteo::fit(&args.train, &schema(&cfg.data), policy)?;
+    // of a run that goes on the vocabularies are those of its start
+    let known = args.resume.is_some() && folder.vocab_path().exists();
+    let (encoder, skipped) = match known {
+        true => (FittedEncoder::load(&folder.vocab_path())?, None),
+        false => {
+            let (encoder, skipped) = criteo::fit(&data.train, &schema(&cfg.data), policy)?;
+            (encoder, Some(skipped))
+        }
+    };
+    if known {
+        encoder.check_schema(&folder.vocab_path(), &schema(&cfg.data))?;
+    }
     if encoder.positives == 0 || encoder.positives == encoder.rows {
         bail!(
             "{}: all {} labels are {}; a model needs clicks and non-clicks to learn from",
-            args.train.display(),
+            data.train.display(),
             encoder.rows,
             u8::from(encoder.positives > 0)
         );
@@ -59,18 +123,26 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let encoder = Arc::new(encoder);
     let options = ReadOptions { policy, labels: Labels::Required };
     spinner.set_message("encoding the training rows");
-    let train = criteo::load(&args.train, &encoder, options)?;
+    let train = criteo::load(&data.train, &encoder, options)?;
     spinner.set_message("encoding the validation rows");
-    let valid = criteo::load(&args.valid, &encoder, options)?;
+    let valid = criteo::load(&data.valid, &encoder, options)?;
     spinner.finish_and_clear();
-    report_skipped(&args.train, &skipped);
-    report_skipped(&args.valid, &valid.skipped);
+    report_skipped(&data.train, skipped.as_ref().unwrap_or(&train.skipped));
+    report_skipped(&data.valid, &valid.skipped);
 
     let inputs = Inputs::new(encoder.clone(), &cfg, &device)?;
     let begin = Instant::now();
     let mut trainer = Trainer::new(&cfg, inputs, &device, train.rows.len())?;
-    folder.begin(&cfg)?;
-    encoder.save(&folder.vocab_path())?;
+    let resumed = match args.resume {
+        Some(_) => take_up(args, &cfg, &folder, &mut trainer)?,
+        None => None,
+    };
+    if resumed.is_none() {
+        folder.begin(&cfg)?;
+        encoder.save(&folder.vocab_path())?;
+    }
+    let record = serde_json::to_vec_pretty(&data)?;
+    write_atomic(&folder.data_path(), |w| w.write_all(&record))?;
     say(format!(
         "{} training rows ({:.2} % positive), {} validation rows; {} parameters; {} (ready in {:.1} s)",
         group(train.rows.len() as u64),
@@ -80,16 +152,32 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         device.name(),
         begin.elapsed().as_secs_f64(),
     ));
+    if args.resume.is_some() {
+        let from = resumed.map_or("no checkpoint yet, begins at the first step".into(), |r| {
+            format!("goes on after step {} of {}", group(r.step), group(trainer.total_steps()))
+        });
+        say(format!("{}: {from}", folder.path().display()));
+    }
     if args.profile {
         trainer.program().start_profile();
     }
     let mut report = Console::new(args, &cfg, train.rows.len() as u64);
+    report.start(trainer.progress().batch * cfg.train.batch as u64);
     let (train, valid) = (Arc::new(train), Arc::new(valid));
     let mut store = folder.store()?;
     end_gracefully();
     let summary = pollster::block_on(trainer.run(train, valid, &mut store, &mut report));
     report.bar.finish_and_clear();
-    let summary = summary?;
+    let summary = match summary {
+        Err(e) if e.is::<Interrupted>() => {
+            eprintln!(
+                "{e}; everything is saved. Go on with: birkhoff train --resume {}",
+                folder.path().display()
+            );
+            return Err(e);
+        }
+        other => other?,
+    };
     if args.profile {
         let span = if device.is_cpu() { "all steps together" } else { "one step" };
         eprintln!("time by kernel, {span}:\n{}", pollster::block_on(trainer.program().profile_table())?);
@@ -103,25 +191,69 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         say("note: a normalized entropy of 1 or more is no better than predicting the average click rate"
             .into());
     }
-    if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
+    Ok(())
 }
 
-/// The user ended the run; what it had learned is saved.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
-pub struct Interrupted;
+/// Takes a run up from its newest checkpoint and its folder back to there; `None` where there is none yet.
+fn take_up(
+    args: &TrainArgs,
+    cfg: &Config,
+    folder: &RunFolder,
+    trainer: &mut Trainer,
+) -> anyhow::Result<Option<Resumed>> {
+    let name = folder.path().display();
+    let finished = folder.is_finished();
+    let on_purpose: Vec<String> = args
+        .config
+        .sets
+        .iter()
+        .filter_map(|s| Some(s.split_once('=')?.0.trim().to_owned()))
+        .chain(args.epochs.map(|_| "train.epochs".into()))
+        .collect();
+    let resumed = trainer.resume(folder, &on_purpose, &mut |line| eprintln!("{line}"))?;
+    let Some(r) = &resumed else { return Ok(None) };
+    let p = trainer.progress();
+    if finished && trainer.is_done() {
+        match p.epoch < cfg.train.epochs {
+            true => bail!(
+                "{name}: finished: it stopped early, at step {} after {} evaluations without a better one; go on \
+                 with --set train.patience={} or more (0 = never stop early)",
+                p.step,
+                p.bad_evals,
+                p.bad_evals + 1
+            ),
+            false => bail!(
+                "{name}: finished: {} of {} epochs are trained; make it longer with --epochs {} or more",
+                p.epoch,
+                cfg.train.epochs,
+                cfg.train.epochs + 1
+            ),
+        }
+    }
+    if finished && matches!(cfg.train.schedule, Schedule::Cosine | Schedule::Step) {
+        eprintln!(
+            "note: the run was finished; its learning rate now follows the {} schedule of {} epochs, from {:.3} times \
+             the peak on",
+            cfg.train.schedule,
+            cfg.train.epochs,
+            trainer.rate_factor()
+        );
+    }
+    folder.rewind(cfg, r.step, r.lines)?;
+    Ok(resumed)
+}
 
 /// Set by the first Ctrl-C (or SIGTERM).
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// From here on the first Ctrl-C ends the run after the step in progress, with an evaluation and saved weights;
-/// the second ends the program at once.
+/// From here on the first Ctrl-C ends the run after the step in progress, with a checkpoint to go on from; the
+/// second ends the program at once.
 fn end_gracefully() {
     let set = ctrlc::set_handler(|| {
         if STOP.swap(true, Ordering::SeqCst) {
             std::process::exit(130);
         }
-        eprintln!("\ninterrupted: evaluating and saving what was learned; once more to quit at once");
+        eprintln!("\ninterrupted: saving a checkpoint; once more to quit at once");
     });
     if let Err(e) = set {
         tracing::debug!("no handler for Ctrl-C: {e}");
@@ -195,6 +327,12 @@ impl Console {
         }
     }
 
+    /// Begins in the middle of an epoch.
+    fn start(&mut self, rows: u64) {
+        self.bar.set_position(rows);
+        self.bar.reset_eta();
+    }
+
     fn line(&self, text: &str) {
         if !self.quiet {
             self.bar.suspend(|| eprintln!("{text}"));
@@ -210,7 +348,7 @@ impl Report for Console {
         self.bar.inc(rows as u64);
     }
 
-    fn stop(&mut self) -> bool {
+    fn interrupt(&mut self) -> bool {
         STOP.load(Ordering::SeqCst)
     }
 
@@ -263,10 +401,6 @@ fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
     line("step", format!("{} of {}", s.best_step, s.steps))?;
     line("rows/s", group(s.rows_per_s as u64))?;
     line("time", format!("{:.1} s on {}", s.seconds, s.device))?;
-    let early = match (s.interrupted, s.stopped_early) {
-        (true, _) => " (interrupted)",
-        (_, true) => " (stopped early)",
-        _ => "",
-    };
+    let early = if s.stopped_early { " (stopped early)" } else { "" };
     output::line(&format!("run folder: {}{early}", folder.path().display()))
 }

@@ -10,7 +10,8 @@ use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, model, table_inputs
 use crate::model::config::{self, Config, ConfigError};
 use crate::model::params::{Kind, Param};
 use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
-use crate::train::trainer::Report;
+use crate::train::events::{Interrupted, Report};
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -124,7 +125,7 @@ pub fn tensor_specs(params: &[Param]) -> Vec<TensorSpec> {
 pub fn to_tensors<'a>(
     specs: &'a [TensorSpec],
     params: &[Param],
-    values: &'a [Vec<f32>],
+    values: &'a [Cow<'_, [f32]>],
 ) -> Vec<TensorRef<'a>> {
     let mut specs = specs.iter();
     let mut out = vec![];
@@ -133,7 +134,7 @@ pub fn to_tensors<'a>(
             Kind::Embedding(columns) => columns.iter().map(|(_, rows)| rows * p.shape().last()).collect(),
             _ => vec![v.len()],
         };
-        let mut rest = v.as_slice();
+        let mut rest: &[f32] = v;
         for len in parts {
             let (data, tail) = rest.split_at(len);
             rest = tail;
@@ -144,13 +145,24 @@ pub fn to_tensors<'a>(
     out
 }
 
+/// Puts a value's parts on the device.
+pub(super) fn upload_state(
+    state: &mut State,
+    name: &str,
+    parts: impl Iterator<Item = Vec<f32>>,
+) -> anyhow::Result<()> {
+    let mut parts = parts;
+    let mut whole = parts.next().unwrap_or_default();
+    parts.for_each(|p| whole.extend(p));
+    Ok(state.set(name, &whole)?)
+}
+
 /// Puts checkpoint tensors (in the order of [`tensor_specs`]) back into parameters on the device.
 pub fn from_tensors(params: &[Param], tensors: Vec<Vec<f32>>, state: &mut State) -> anyhow::Result<()> {
     let mut tensors = tensors.into_iter();
     for p in params {
         let n = if let Kind::Embedding(c) = &p.kind { c.len() } else { 1 };
-        let whole: Vec<f32> = tensors.by_ref().take(n).flatten().collect();
-        state.set(&p.name, &whole)?;
+        upload_state(state, &p.name, tensors.by_ref().take(n))?;
     }
     Ok(())
 }
@@ -227,7 +239,7 @@ impl Scorer {
         Ok(v)
     }
 
-    /// Metrics over all batches; `report` may pause between them.
+    /// Metrics over all batches; `report` may pause between them, or end it with [`Interrupted`].
     pub async fn evaluate(
         &mut self,
         state: &mut State,
@@ -242,6 +254,9 @@ impl Scorer {
             acc.push(&s, &batch.labels[..batch.rows], None);
             progress(batch.rows);
             loader.recycle(batch);
+            if report.interrupt() {
+                return Err(Interrupted { step: 0 }.into());
+            }
             if let Some(wait) = report.pause() {
                 wait.await;
             }

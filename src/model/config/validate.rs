@@ -8,18 +8,23 @@ use super::*;
 pub(super) const MAX_SIZE: usize = 1 << 16;
 const MAX_LAYERS: usize = 1024;
 const MAX_MODULES: usize = 64;
-const MAX_BATCH: usize = 1 << 22;
+pub(super) const MAX_BATCH: usize = 1 << 22;
 // Fits a 32-bit address space: the browser build reads the same configurations.
-const MAX_COUNT: usize = 1 << 31;
+pub(super) const MAX_COUNT: usize = 1 << 31;
 
-fn range<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Result<(), ConfigError> {
+pub(super) fn range<T: PartialOrd + Display>(
+    key: &str,
+    value: T,
+    low: T,
+    high: T,
+) -> Result<(), ConfigError> {
     if value >= low && value <= high {
         return Ok(());
     }
     Err(ConfigError::at(key, format!("{key} = {value} is out of range; it goes from {low} to {high}")))
 }
 
-fn number(key: &str, value: f64, fits: bool, rule: &str) -> Result<(), ConfigError> {
+pub(super) fn number(key: &str, value: f64, fits: bool, rule: &str) -> Result<(), ConfigError> {
     if fits && value.is_finite() {
         return Ok(());
     }
@@ -39,34 +44,7 @@ pub(super) fn config(c: &Config) -> Result<(), ConfigError> {
     range("data.min_count", c.data.min_count, 1, MAX_COUNT)?;
     range("data.max_size", c.data.max_size, 0, 1 << 31)?;
     range("data.buckets", c.data.buckets, 1, 1 << 31)?;
-    train(&c.train)
-}
-
-fn train(t: &TrainConfig) -> Result<(), ConfigError> {
-    range("train.batch", t.batch, 1, MAX_BATCH)?;
-    range("train.eval_batch", t.eval_batch, 1, MAX_BATCH)?;
-    range("train.epochs", t.epochs, 1, 1_000_000)?;
-    // TOML's integers are signed.
-    range("train.seed", t.seed, 0, i64::MAX as u64)?;
-    range("train.eval_every", t.eval_every, 0, MAX_COUNT)?;
-    range("train.checkpoint_every", t.checkpoint_every, 0, MAX_COUNT)?;
-    range("train.log_every", t.log_every, 0, MAX_COUNT)?;
-    range("train.diagnose_every", t.diagnose_every, 0, MAX_COUNT)?;
-    range("train.diagnose_rows", t.diagnose_rows, 1, 65_536usize)?;
-    range("train.patience", t.patience, 0, MAX_COUNT)?;
-    range("train.warmup", t.warmup, 0, MAX_COUNT)?;
-    for (key, rate) in [("train.lr", t.lr), ("train.embedding_lr", t.embedding_lr)] {
-        number(key, rate, rate > 0.0 && rate <= 1000.0, "above 0 and at most 1000")?;
-    }
-    for (key, beta) in [("train.beta1", t.beta1), ("train.beta2", t.beta2)] {
-        number(key, beta, (0.0..1.0).contains(&beta), "at least 0 and below 1")?;
-    }
-    for (key, eps) in [("train.eps", t.eps), ("train.embedding_eps", t.embedding_eps)] {
-        number(key, eps, eps > 0.0 && eps <= 1.0, "above 0 and at most 1")?;
-    }
-    number("train.weight_decay", t.weight_decay, (0.0..=100.0).contains(&t.weight_decay), "0 to 100")?;
-    number("train.clip", t.clip, t.clip >= 0.0, "at least 0 (0 = no clipping)")?;
-    number("train.embedding_init", t.embedding_init, (0.0..=10.0).contains(&t.embedding_init), "0 to 10")
+    train::validate(&c.train)
 }
 
 fn model(m: &ModelConfig) -> Result<(), ConfigError> {
