@@ -32,6 +32,10 @@ fn main(
     {{at}}
     let clip = hyper[3];
     let n = norm2[0];
+    // a bad step: see guard.wgsl
+    if (n < 0.0) {
+        return;
+    }
     let factor = select(1.0, clip / sqrt(max(n, 1e-38)), clip > 0.0 && n > clip * clip);
     let lr = hyper[{{lr}}];
     let g = factor * grad[i];

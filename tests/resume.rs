@@ -514,3 +514,49 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
         assert!(o.status.code() == Some(2) && err.contains(words), "{args:?}: {err}");
     }
 }
+
+#[test]
+fn an_absurd_rate_stops_with_the_tensor_and_leaves_a_checkpoint_to_go_on_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let [train, valid] = files(dir.path());
+    let run = dir.path().join("run");
+    let mut args = start(&train, &valid, &run);
+    for set in [
+        "train.lr=1000",
+        "train.embedding_lr=1000",
+        "train.clip=0",
+        "train.warmup=30",
+        "train.diagnose_every=0",
+    ] {
+        args.extend(["--set", set]);
+    }
+    let o = birkhoff(&args);
+    let err = String::from_utf8_lossy(&o.stderr);
+    println!("{err}");
+    assert_eq!((o.status.code(), err.lines().count()), (Some(2), 1), "{err}");
+    let step: u64 = err.split("step ").nth(1).and_then(|t| t.split(':').next()).unwrap().parse().unwrap();
+    // every step before it was logged with its loss, and none of it or after it
+    let steps: Vec<u64> =
+        log(&run).iter().filter(|l| l["type"] == "step").map(|l| l["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..step).collect::<Vec<u64>>());
+    assert!(log(&run).iter().filter(|l| l["type"] == "step").all(|l| l["loss"].is_f64()));
+    let newest = RunFolder::resume(&run).unwrap().checkpoints().last().unwrap().0;
+    assert!(err.contains(&format!("the checkpoint of step {newest} is kept")), "{err}");
+    assert!(newest < step && step - newest <= 4, "{newest} {step}");
+    // the same again, at the same step; and the way out
+    let o = birkhoff(&["train", "--resume", s(&run), "--quiet"]);
+    let again = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(err, again);
+    ok(&[
+        "train",
+        "--resume",
+        s(&run),
+        "--set",
+        "train.lr=1e-6",
+        "--set",
+        "train.embedding_lr=1e-6",
+        "--set",
+        "train.clip=1",
+        "--quiet",
+    ]);
+}

@@ -143,6 +143,12 @@ pub struct TrainArgs {
     /// Print the time of each kernel at the end
     #[arg(long)]
     pub profile: bool,
+    /// Look at the result of every operation of every step, and stop at the first that is not finite; slow
+    ///
+    /// Without it a loss or gradient that is not finite stops the run as well, and is traced to the tensor that came
+    /// first; this finds what never reaches the loss. On a GPU it looks at the loss after every step.
+    #[arg(long)]
+    pub debug_nan: bool,
     /// Open the dashboard on the run while it trains
     #[arg(long)]
     pub dashboard: bool,

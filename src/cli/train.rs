@@ -161,6 +161,9 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     if args.profile {
         trainer.program().start_profile();
     }
+    if args.debug_nan {
+        trainer.watch_every_operation()?;
+    }
     let mut report = Console::new(args, &cfg, train.rows.len() as u64);
     report.start(trainer.progress().batch * cfg.train.batch as u64);
     let (train, valid) = (Arc::new(train), Arc::new(valid));

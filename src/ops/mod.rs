@@ -14,6 +14,7 @@ pub mod embedding;
 pub mod embedding_grad;
 pub mod expr;
 pub mod fm;
+pub mod guard;
 pub mod layer_norm;
 pub mod map;
 pub mod matmul;

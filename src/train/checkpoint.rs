@@ -338,16 +338,7 @@ impl Reader<'_> {
     fn meta(&self, header: &Metadata) -> Result<CheckpointMeta, CheckpointError> {
         let mut extra: BTreeMap<String, String> =
             header.metadata().clone().unwrap_or_default().into_iter().collect();
-        if let Some(recorded) = extra.get(HEAD) {
-            let names = header.offset_keys();
-            let shapes =
-                names.iter().filter_map(|n| header.info(n).map(|i| (n.as_str(), i.shape.as_slice())));
-            let about = extra.iter().map(|(k, v)| (k.as_str(), v.as_str()));
-            if *recorded != head_hash(about, shapes) {
-                return Err(self
-                    .damaged("the header does not match its checksum: the file is damaged; copy it again"));
-            }
-        }
+        let whole = extra.clone();
         extra.remove(HEAD);
         extra.remove("xxh3");
         let birkhoff = extra.remove("birkhoff_version").unwrap_or_default();
@@ -360,6 +351,16 @@ impl Reader<'_> {
             return Err(self.fail(format!(
                 "was written by birkhoff {birkhoff} in format {format}; this version reads up to {FORMAT}, upgrade it"
             )));
+        }
+        if let Some(recorded) = whole.get(HEAD) {
+            let names = header.offset_keys();
+            let shapes =
+                names.iter().filter_map(|n| header.info(n).map(|i| (n.as_str(), i.shape.as_slice())));
+            let about = whole.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            if *recorded != head_hash(about, shapes) {
+                return Err(self
+                    .damaged("the header does not match its checksum: the file is damaged; copy it again"));
+            }
         }
         Ok(CheckpointMeta { birkhoff, step, seed, extra })
     }

@@ -8,6 +8,7 @@ pub mod history;
 pub mod infer;
 pub mod memory;
 pub mod metrics;
+pub mod nan;
 pub mod progress;
 pub mod resume;
 pub mod run;

@@ -38,7 +38,14 @@ const FREE: [&str; 9] = [
 ];
 
 /// Keys of `[train]` that a run cannot change on its way: what is in a checkpoint depends on them.
-const FIXED: [&str; 4] = ["train.batch", "train.seed", "train.embedding", "train.embedding_init"];
+const FIXED: [&str; 6] = [
+    "train.batch",
+    "train.accumulate",
+    "train.seed",
+    "train.monitor",
+    "train.embedding",
+    "train.embedding_init",
+];
 
 /// What a checkpoint says beside its tensors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -132,6 +139,7 @@ impl Trainer {
         if !store.keeps_checkpoints() {
             return Ok(());
         }
+        self.check_state().await?;
         self.progress.window.pause();
         self.progress.seconds = self.elapsed();
         let saved = Saved {
@@ -149,6 +157,7 @@ impl Trainer {
         store.weights(Weights::Checkpoint, &parts(&self.saved, &values), &meta)?;
         store.prune(self.cfg.train.keep)?;
         self.last_checkpoint = Instant::now();
+        self.kept_step = Some(self.progress.step);
         self.progress.window.resume();
         Ok(())
     }
@@ -191,6 +200,7 @@ impl Trainer {
                 Ok(saved) => {
                     let (step, lines) = (saved.progress.step, saved.lines);
                     self.progress = saved.progress;
+                    self.kept_step = Some(step);
                     self.restore_best(run, &all)?;
                     return Ok(Some(Resumed { step, lines }));
                 }
@@ -247,7 +257,7 @@ impl Trainer {
                 continue;
             }
             let table = key.split('.').next().unwrap_or_default();
-            if table != "train" || FIXED.iter().any(|f| key.starts_with(f)) {
+            if table != "train" || FIXED.contains(&key.as_str()) {
                 bail!(
                     "{name}: written with {key} = {was}, now it is {is}; a run keeps it to its end: undo the \
                      change, or train a new run with --out"

@@ -27,6 +27,10 @@ pub struct TrainingStep {
 /// State that sums (loss, 1) over steps until the host resets it.
 pub const RUNNING: &str = "running";
 
+/// State that holds the number of the first bad step in two halves, as `hyper` has it; zero while all is well. See
+/// [`crate::ops::guard`].
+pub const GUARD: &str = "guard";
+
 /// Appends backward and update to a model's graph.
 pub fn training_step(model: Model, cfg: &TrainConfig) -> TrainingStep {
     let Model { mut graph, params, loss, sparse, .. } = model;
@@ -39,6 +43,9 @@ pub fn training_step(model: Model, cfg: &TrainConfig) -> TrainingStep {
     }
     let hyper = g.input("hyper", [HYPER]);
     let norm2 = g.sum_squares(&grads);
+    g.name(norm2, "the squared norm of the gradient");
+    let guard = g.state(GUARD, [2]);
+    let guarded = g.guard(guard, loss, norm2, hyper);
     let mut optimizer = vec![];
     let mut state = |g: &mut Graph, p: &Param, what: &str, len: usize, shape: &[usize]| {
         let name = format!("{}#{what}", p.name);
@@ -54,20 +61,20 @@ pub fn training_step(model: Model, cfg: &TrainConfig) -> TrainingStep {
                 let m = state(g, p, "m", p.shape().len(), &dims);
                 let v = state(g, p, "v", p.shape().len(), &dims);
                 let decay = if p.kind == Kind::Dense { cfg.weight_decay } else { 0.0 };
-                g.adamw(Adam { decay, ..adam }, p.tensor, m, v, d, hyper, norm2);
+                g.adamw(Adam { decay, ..adam }, p.tensor, m, v, d, hyper, guarded);
             }
             Kind::Embedding(_) => {
                 let unique = indices.next().expect("one index a table").unique;
                 match cfg.embedding {
                     EmbeddingOptimizer::Adagrad => {
                         let acc = state(g, p, "acc", dims[0], &dims[..1]);
-                        g.row_adagrad(cfg.embedding_eps, p.tensor, acc, d, unique, hyper, norm2);
+                        g.row_adagrad(cfg.embedding_eps, p.tensor, acc, d, unique, hyper, guarded);
                     }
                     EmbeddingOptimizer::Adam => {
                         let m = state(g, p, "m", p.shape().len(), &dims);
                         let v = state(g, p, "v", p.shape().len(), &dims);
                         let options = Adam { eps: cfg.embedding_eps, ..adam };
-                        g.lazy_adam(options, p.tensor, m, v, d, unique, hyper, norm2);
+                        g.lazy_adam(options, p.tensor, m, v, d, unique, hyper, guarded);
                     }
                 }
             }
@@ -79,7 +86,7 @@ pub fn training_step(model: Model, cfg: &TrainConfig) -> TrainingStep {
     TrainingStep { graph, params, optimizer, loss, norm2 }
 }
 
-/// The `hyper` input of step t (from 1): learning rates, bias corrections, clip.
+/// The `hyper` input of step t (from 1): learning rates, bias corrections, clip, and t itself in two halves.
 pub fn hyper(cfg: &TrainConfig, t: u64, factor: f64) -> [f32; HYPER] {
     let correction = |beta: f64| (1.0 - beta.powf(t as f64)) as f32;
     [
@@ -88,8 +95,8 @@ pub fn hyper(cfg: &TrainConfig, t: u64, factor: f64) -> [f32; HYPER] {
         correction(cfg.beta2),
         cfg.clip as f32,
         (cfg.embedding_lr * factor) as f32,
-        0.0,
-        0.0,
+        (t & 0xFFFF) as f32,
+        (t >> 16) as f32,
         0.0,
     ]
 }

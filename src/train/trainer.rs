@@ -9,10 +9,11 @@ use super::checkpoint::TensorSpec;
 use super::describe::{model_card, time_report};
 use super::diagnose::Diagnoser;
 use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload};
+use super::nan::Watched;
 use super::progress::{Best, Progress};
 use super::resume::{StateTensors, state_tensors};
 use super::schedule::{Decay, Schedule};
-use super::step::{RUNNING, hyper, training_step};
+use super::step::{GUARD, HYPER, RUNNING, hyper, training_step};
 use super::store::Store;
 use super::{memory, run};
 use crate::data::loader::{Loader, LoaderOptions, Order};
@@ -31,7 +32,7 @@ pub use super::events::{Event, Interrupted, Report, Summary};
 /// A run in progress.
 pub struct Trainer {
     pub(super) cfg: Config,
-    inputs: Inputs,
+    pub(super) inputs: Inputs,
     pub(super) device: Device,
     pub(super) state: State,
     program: Program,
@@ -50,6 +51,10 @@ pub struct Trainer {
     /// When this process began to train, and the run's seconds before.
     began: (Instant, f64),
     pub(super) last_checkpoint: Instant,
+    /// The newest checkpoint's step.
+    pub(super) kept_step: Option<u64>,
+    /// Where every operation's result is looked at.
+    pub(super) watched: Option<Watched>,
 }
 
 /// The step whose operations are timed on the CPU: late enough for caches and allocations to be warm.
@@ -81,6 +86,7 @@ impl Trainer {
             state.set(name, &vec![0.0; *len])?;
         }
         state.set(RUNNING, &[0.0])?;
+        state.set(GUARD, &[0.0; 2])?;
         let program =
             Program::compile(device, &state, &step.graph, &[step.loss, step.norm2], "training step")?;
         let scorer = Scorer::new(cfg, &inputs, device, &state)?;
@@ -114,6 +120,8 @@ impl Trainer {
             progress: Progress::default(),
             began: (Instant::now(), 0.0),
             last_checkpoint: Instant::now(),
+            kept_step: None,
+            watched: None,
         })
     }
 
@@ -136,6 +144,16 @@ impl Trainer {
     /// Steps of the whole run.
     pub fn total_steps(&self) -> u64 {
         self.schedule.total
+    }
+
+    /// The `hyper` input of the step in progress.
+    pub(super) fn hyper_of_step(&self) -> [f32; HYPER] {
+        self.hyper(self.progress.step)
+    }
+
+    /// The `hyper` input of a step.
+    pub(super) fn hyper(&self, step: u64) -> [f32; HYPER] {
+        hyper(&self.cfg.train, step, self.schedule.factor(step - 1))
     }
 
     /// The factor of the peak learning rate at the next update.
@@ -162,7 +180,12 @@ impl Trainer {
 
     /// The batches of an epoch in training order, from the `skip`-th on. With [`Trainer::valid_batches`] the only place
     /// that makes loaders.
-    fn train_batches(&self, train: &Arc<Dataset>, epoch: usize, skip: u64) -> anyhow::Result<Loader> {
+    pub(super) fn train_batches(
+        &self,
+        train: &Arc<Dataset>,
+        epoch: usize,
+        skip: u64,
+    ) -> anyhow::Result<Loader> {
         let t = &self.cfg.train;
         let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
         let options = LoaderOptions { skip: skip as usize, ..LoaderOptions::new(t.batch) };
@@ -208,11 +231,12 @@ impl Trainer {
             }
             while let Some(batch) = loader.next() {
                 let batch = batch?;
-                let factor = self.schedule.factor(self.progress.step);
+                let factor = self.rate_factor();
                 self.progress.step += 1;
                 let step = self.progress.step;
+                self.watch(&batch).await?;
                 upload(&mut self.program, &batch)?;
-                self.program.set("hyper", &hyper(&t, step, factor))?;
+                self.program.set("hyper", &self.hyper_of_step())?;
                 let timed = step == PROFILED && self.device.is_cpu() && !self.program.is_profiling();
                 if timed {
                     self.program.start_profile();
@@ -238,6 +262,15 @@ impl Trainer {
                 }
                 let stop = report.stop();
                 let last = stop || step == self.schedule.total;
+                let look = self.device.is_cpu()
+                    || self.watched.is_some()
+                    || last
+                    || [t.log_every, t.diagnose_every, t.eval_every, t.checkpoint_every]
+                        .iter()
+                        .any(|e| due(*e, step));
+                if look {
+                    self.check_finite(&train).await?;
+                }
                 if due(t.log_every, step) || last {
                     let e = self.log_step(factor).await?;
                     store.log(&e)?;
@@ -251,10 +284,12 @@ impl Trainer {
                     break 'epochs;
                 }
                 if report.interrupt() {
+                    self.check_finite(&train).await?;
                     self.checkpoint(store).await?;
                     return Err(Interrupted { step }.into());
                 }
                 if due(t.checkpoint_every, step) || self.checkpoint_is_due() {
+                    self.check_finite(&train).await?;
                     self.checkpoint(store).await?;
                 }
                 if stop {
@@ -263,6 +298,7 @@ impl Trainer {
                     break 'epochs;
                 }
             }
+            self.check_finite(&train).await?;
             let already = due(t.eval_every, self.progress.step) && self.progress.epoch + 1 < t.epochs;
             if already {
                 self.progress.epoch += 1;
@@ -343,16 +379,6 @@ impl Trainer {
         let loss = self.state.get(&[RUNNING]).await?[0][0] as f64 / steps.max(1) as f64;
         let norm2 = self.program.read(&[NORM2]).await?[0][0] as f64;
         self.state.set(RUNNING, &[0.0])?;
-        if !loss.is_finite() {
-            let kept = match &self.progress.best {
-                Some(b) => format!("the weights of step {} are kept", b.step),
-                None => "no weights were saved yet".into(),
-            };
-            bail!(
-                "the loss became {loss} between steps {} and {step}; {kept}; lower train.lr or train.embedding_lr, or set train.clip",
-                step - steps,
-            );
-        }
         let seconds = self.elapsed();
         let p = &mut self.progress;
         let rows = p.window.rows;
@@ -449,7 +475,10 @@ impl Trainer {
         // one class only: NE is undefined, the log loss decides
         let score = metrics.ne.unwrap_or(metrics.logloss);
         if !score.is_finite() {
-            bail!("the validation loss is not finite at step {step}; lower train.lr");
+            self.check_state().await?;
+            bail!(
+                "the validation loss is not finite after step {step}, though all weights are; lower train.lr"
+            );
         }
         let p = &mut self.progress;
         let best = p.best.as_ref().is_none_or(|b| score < b.score);
