@@ -161,10 +161,29 @@ fn config(sets: &[&str]) -> Config {
 #[test]
 fn a_run_that_was_interrupted_equals_one_that_was_not_in_every_mode() {
     let world = world(730); // 15 batches an epoch, the last one short
-    let extra: [&[&str]; 3] = [
-        &["model.residual.mode=mhc", "train.embedding=adam"],
-        &["model.residual.mode=hc"],
-        &["model.residual.mode=shortcut", "train.schedule=step", "model.slots=9"],
+    let extra: [&[&str]; 4] = [
+        &[
+            "model.residual.mode=mhc",
+            "train.embedding=adam",
+            "train.embedding_dropout=0.2",
+            "train.mlp_dropout=0.3",
+        ],
+        &[
+            "model.residual.mode=hc",
+            "train.accumulate=1",
+            "train.label_smoothing=0.1",
+            "train.embedding_l2=0.01",
+        ],
+        &["model.residual.mode=shortcut", "train.schedule=step", "model.slots=9", "train.mlp_dropout=0.1"],
+        // 15 batches are 8 updates, the last of one batch
+        &[
+            "train.accumulate=2",
+            "train.epochs=4",
+            "train.mlp_dropout=0.2",
+            "train.schedule=plateau",
+            "train.eval_every=3",
+            "train.monitor=auc",
+        ],
     ];
     for sets in extra {
         let cfg = config(sets);
@@ -178,7 +197,7 @@ fn a_run_that_was_interrupted_equals_one_that_was_not_in_every_mode() {
         );
         same(&whole, &parts, &format!("{sets:?}"));
         assert_eq!((a.steps, a.best_step, a.metrics), (b.steps, b.best_step, b.metrics));
-        assert_eq!(a.steps, 30);
+        assert_eq!(a.steps, if cfg.train.accumulate == 2 { 32 } else { 30 });
     }
 }
 

@@ -31,18 +31,11 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         rows += n as u64;
         bar.set_message(format!("scoring: {} rows", crate::text::group(rows)));
     };
-    let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
+    let detail = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
     bar.finish_and_clear();
     report_skipped(&args.data, loader.skipped());
     if args.json {
-        return output::json(&metrics);
+        return output::json(&detail);
     }
-    let show = |v: Option<f64>| v.map_or("undefined".into(), |v| format!("{v:.6}"));
-    let line = |k: &str, v: String| output::line(&format!("{k:<20} {v}"));
-    line("rows", metrics.rows.to_string())?;
-    line("positives", metrics.positives.to_string())?;
-    line("normalized entropy", show(metrics.ne))?;
-    line("log loss", format!("{:.6}", metrics.logloss))?;
-    line("AUC", show(metrics.auc))?;
-    line("calibration", show(metrics.calibration))
+    super::metrics::print(&detail.metrics, detail.grouped.as_ref(), &detail.deciles)
 }

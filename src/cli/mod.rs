@@ -13,6 +13,7 @@ pub mod eval;
 pub mod figure;
 pub mod gains;
 pub mod inspect;
+pub mod metrics;
 pub mod output;
 pub mod predict;
 pub mod synth;

@@ -357,15 +357,16 @@ impl Report for Console {
 
     fn event(&mut self, e: &Event) -> anyhow::Result<()> {
         match e {
-            Event::Step { epoch, step, total_steps, rows, loss, rows_per_s, .. } => {
+            Event::Step { epoch, step, total_steps, rows, loss, rows_per_s, data_wait, .. } => {
                 self.loss = *loss;
                 self.bar.set_prefix(format!("epoch {epoch}/{}", self.epochs));
-                self.bar.set_message(format!("loss {loss:.4}"));
+                let wait = format!("waits for data {:.0} %", 100.0 * data_wait);
+                self.bar.set_message(format!("loss {loss:.4}  {wait}"));
                 let first = *step == *total_steps || self.last_line.elapsed() > Duration::from_secs(4);
                 if !self.terminal && first {
                     self.last_line = Instant::now();
                     self.line(&format!(
-                        "epoch {epoch}/{}  step {step}/{total_steps}  {} rows  {} rows/s  loss {loss:.4}",
+                        "epoch {epoch}/{}  step {step}/{total_steps}  {} rows  {} rows/s  loss {loss:.4}  {wait}",
                         self.epochs,
                         group(*rows),
                         group(*rows_per_s as u64)
@@ -394,16 +395,26 @@ impl Report for Console {
 }
 
 fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
-    let show = |v: Option<f64>| v.map_or("undefined (one class)".into(), |v| format!("{v:.5}"));
-    let line = |k: &str, v: String| output::line(&format!("  {k:<22} {v}"));
+    let line = |k: &str, v: String| output::line(&format!("{k:<20} {v}"));
     output::line("best weights on the validation rows:")?;
-    line("normalized entropy", show(s.metrics.ne))?;
-    line("log loss", format!("{:.5}", s.metrics.logloss))?;
-    line("AUC", show(s.metrics.auc))?;
-    line("calibration", s.metrics.calibration.map_or("undefined".into(), |v| format!("{v:.4}")))?;
+    super::metrics::print(&s.metrics, s.grouped.as_ref(), &s.deciles)?;
     line("step", format!("{} of {}", s.best_step, s.steps))?;
     line("rows/s", group(s.rows_per_s as u64))?;
     line("time", format!("{:.1} s on {}", s.seconds, s.device))?;
+    let t = &s.times;
+    let parts = [
+        ("steps", t.compute),
+        ("waiting for data", t.data),
+        ("evaluation", t.evaluation),
+        ("diagnosis", t.diagnosis),
+        ("checkpoints", t.checkpoints),
+    ];
+    for (what, seconds) in parts {
+        line(
+            &format!("  {what}"),
+            format!("{seconds:.1} s  ({:.0} %)", 100.0 * seconds / s.seconds.max(1e-9)),
+        )?;
+    }
     let early = if s.stopped_early { " (stopped early)" } else { "" };
     output::line(&format!("run folder: {}{early}", folder.path().display()))
 }

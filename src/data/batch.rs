@@ -82,8 +82,34 @@ pub struct Batch {
     pub labels: Vec<f32>,
     /// `[B]`, 1 for real rows, 0 for padding.
     pub weights: Vec<f32>,
-    /// One for each group.
+    /// `[rows]`, the group of each real row for grouped metrics (a user, a query); empty where rows have none.
+    pub group_ids: Vec<u64>,
+    /// One for each group of columns.
     pub groups: Vec<SparseIds>,
+}
+
+impl Batch {
+    /// A batch of the same size without a real row.
+    pub fn padding(&self) -> Batch {
+        let zeros = |n: usize| vec![0.0; n];
+        let empty = |s: &SparseIds| SparseIds {
+            ids: vec![0; s.ids.len()],
+            order: vec![0; s.order.len()],
+            segments: vec![0; s.segments.len()],
+            unique: vec![NO_ROW; s.unique.len()],
+            n_unique: 0,
+        };
+        Batch {
+            rows: 0,
+            capacity: self.capacity,
+            numeric: zeros(self.numeric.len()),
+            ids: vec![0; self.ids.len()],
+            labels: zeros(self.labels.len()),
+            weights: zeros(self.weights.len()),
+            group_ids: vec![],
+            groups: self.groups.iter().map(empty).collect(),
+        }
+    }
 }
 
 /// Builds batches, reusing the memory of those that come back through [`BatchBuilder::recycle`].

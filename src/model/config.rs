@@ -21,11 +21,11 @@ mod validate;
 mod words;
 
 pub use plan::{LayerPlan, ModulePlan};
-pub use train::TrainConfig;
+pub use train::{Override, TrainConfig};
 pub(crate) use words::Named;
 pub use words::{
-    Coefficient, Collapse, CrossForm, EmbeddingOptimizer, Encoding, Ensemble, Format, Kind, Norm, Numeric,
-    ResidualMode, Schedule,
+    Coefficient, Collapse, CrossForm, EmbeddingOptimizer, Encoding, Ensemble, Format, Kind, Monitor, Norm,
+    Numeric, ResidualMode, Schedule,
 };
 
 /// The largest configuration file that is read, in bytes; anything larger is surely something else.

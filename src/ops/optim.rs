@@ -37,11 +37,13 @@ pub struct Adam {
     pub eps: f64,
     /// Decoupled weight decay, scaled by the learning rate.
     pub decay: f64,
+    /// Factor of the learning rate.
+    pub lr_scale: f64,
 }
 
 impl Default for Adam {
     fn default() -> Self {
-        Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.0 }
+        Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.0, lr_scale: 1.0 }
     }
 }
 
@@ -75,7 +77,7 @@ impl Adam {
     pub(crate) fn step<T: Real>(&self, hyper: &[T], lr: usize, norm2: &[T]) -> Step<T> {
         Step {
             factor: clip_factor(hyper, norm2),
-            lr: hyper[lr],
+            lr: hyper[lr] * T::of(self.lr_scale),
             bias1: hyper[1],
             bias2: hyper[2],
             beta1: T::of(self.beta1),
@@ -123,6 +125,7 @@ impl Adam {
             f(1.0 - self.beta2),
             f(self.eps),
             f(self.decay),
+            f(self.lr_scale),
         ];
         Kernel {
             label: label.into(),
@@ -312,7 +315,7 @@ pub(crate) mod tests {
                     let grad = g.constant([n], noise(n, 4));
                     let n2 = g.sum_squares(&[grad]);
                     let h = g.constant([HYPER], hyper(0.01, 0.0, 0.9, 0.95, 3, clip).to_vec());
-                    let o = Adam { decay: 0.1, ..Adam::default() };
+                    let o = Adam { decay: 0.1, lr_scale: 0.5, ..Adam::default() };
                     g.adamw(o, t, m, v, grad, h, n2);
                 },
                 &[("t", noise(n, 1)), ("m", noise(n, 2)), ("v", squares)],

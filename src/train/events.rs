@@ -1,6 +1,7 @@
 //! What a run tells: events, its summary, and who listens.
 
-use crate::data::metrics::Metrics;
+use super::progress::Times;
+use crate::data::metrics::{Decile, GroupedAuc, Metrics};
 use crate::diagnose::record::number;
 use crate::diagnose::{Record, Snapshot};
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,9 @@ pub enum Event {
         /// Rows a second since the last report.
         #[serde(deserialize_with = "number")]
         rows_per_s: f64,
+        /// Share of that time spent waiting for batches, 0 to 1.
+        #[serde(default, deserialize_with = "number")]
+        data_wait: f64,
         /// Seconds since the start of training.
         #[serde(deserialize_with = "number")]
         seconds: f64,
@@ -46,7 +50,7 @@ pub enum Event {
         /// Metrics on the validation rows.
         #[serde(flatten)]
         metrics: Metrics,
-        /// Whether these are the best so far (lowest NE), and kept.
+        /// Whether these are the best so far (`train.monitor`), and kept.
         best: bool,
         /// Seconds since the start of training.
         #[serde(deserialize_with = "number")]
@@ -64,6 +68,11 @@ pub struct Summary {
     /// Metrics of the best weights on the validation rows.
     #[serde(flatten)]
     pub metrics: Metrics,
+    /// AUC within groups, where rows have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grouped: Option<GroupedAuc>,
+    /// Calibration by decile of the score.
+    pub deciles: Vec<Decile>,
     /// Steps done, and the step of the best weights.
     pub steps: u64,
     /// Step of the best weights.
@@ -82,6 +91,8 @@ pub struct Summary {
     pub rows_per_s: f64,
     /// Seconds spent on diagnoses.
     pub diagnosis_seconds: f64,
+    /// Seconds by what they went to.
+    pub times: Times,
     /// Seconds, all in all.
     pub seconds: f64,
     /// Name of the device.

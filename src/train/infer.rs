@@ -1,14 +1,17 @@
 //! Forward only: logits of batches, and the metrics of a file.
 
-use crate::data::batch::{Batch, GroupLayout};
-use crate::data::metrics::{Metrics, MetricsAccumulator};
+use crate::data::batch::{Batch, GroupLayout, NO_ROW, SparseIds};
+use crate::data::metrics::{Detail, MetricsAccumulator};
 use crate::data::schema::{Encoding, Schema, Transform};
 use crate::data::{DataError, FittedEncoder};
 use crate::gpu::GpuError;
 use crate::graph::exec::{Device, Program, State};
-use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, model, table_inputs};
+use crate::model::build::{
+    BuildOptions, DROPOUT, EmbeddingSpec, FeatureSpec, Model, model_with, table_inputs,
+};
 use crate::model::config::{self, Config, ConfigError};
 use crate::model::params::{Kind, Param};
+use crate::ops::dropout;
 use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
 use crate::train::events::{Interrupted, Report};
 use std::borrow::Cow;
@@ -98,10 +101,11 @@ impl Inputs {
         Ok(Inputs { encoder, groups: groups.into(), features })
     }
 
-    /// The forward graph.
+    /// The forward graph; with `train` as it is trained ([`BuildOptions::new`]).
     pub fn model(&self, cfg: &Config, batch: usize, train: bool) -> Result<Model, ConfigError> {
         let p = self.encoder.click_rate();
-        model(&cfg.model, &self.features, batch, train, cfg.train.embedding_init, (p / (1.0 - p)).ln())
+        let options = BuildOptions::new(&cfg.train, train, (p / (1.0 - p)).ln());
+        model_with(&cfg.model, &self.features, batch, &options)
     }
 }
 
@@ -167,18 +171,43 @@ pub fn from_tensors(params: &[Param], tensors: Vec<Vec<f32>>, state: &mut State)
     Ok(())
 }
 
+/// The name of an input of one of several batches of an update.
+pub(super) fn part_name(name: &str, part: usize) -> String {
+    format!("{name}@{part}")
+}
+
 /// Uploads a batch into a program's inputs.
 pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
-    if program.has_input("numeric") {
-        program.set("numeric", &batch.numeric)?;
-    }
-    if program.has_input("label") {
-        program.set("label", &batch.labels)?;
-        program.set("weight", &batch.weights)?;
-    }
+    upload_examples(program, batch, &|name| name.into())?;
+    upload_indices(program, batch.groups.iter())
+}
+
+/// What a batch's examples are made of.
+fn upload_examples(
+    program: &mut Program,
+    batch: &Batch,
+    rename: &dyn Fn(&str) -> String,
+) -> anyhow::Result<()> {
+    let mut floats = |name: &str, values: &[f32]| match program.has_input(&rename(name)) {
+        true => program.set(&rename(name), values),
+        false => Ok(()),
+    };
+    floats("numeric", &batch.numeric)?;
+    floats("label", &batch.labels)?;
+    floats("weight", &batch.weights)?;
     for (i, s) in batch.groups.iter().enumerate() {
+        program.set_ids(&rename(&table_inputs(i).ids), &s.ids)?;
+    }
+    Ok(())
+}
+
+/// The order of each table's ids, where a program has gradients.
+fn upload_indices<'a>(
+    program: &mut Program,
+    groups: impl Iterator<Item = &'a SparseIds>,
+) -> anyhow::Result<()> {
+    for (i, s) in groups.enumerate() {
         let names = table_inputs(i);
-        program.set_ids(&names.ids, &s.ids)?;
         if program.has_input(&names.order) {
             program.set_ids(&names.order, &s.order)?;
             program.set_ids(&names.segments, &s.segments)?;
@@ -186,6 +215,64 @@ pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Uploads the batches of a training step, and the keys of its dropouts. The last update of an epoch may have fewer than
+/// `accumulate` batches: the rest is padding.
+pub fn upload_step(
+    program: &mut Program,
+    batches: &[Batch],
+    cfg: &config::TrainConfig,
+    step: u64,
+) -> anyhow::Result<()> {
+    let k = cfg.accumulate;
+    let mut keys = |name: &str, part: usize| match program.has_input(name) {
+        true => program.set_ids(name, &dropout::key(cfg.seed, step, part as u64)),
+        false => Ok(()),
+    };
+    if k == 1 {
+        keys(DROPOUT, 0)?;
+        return upload(program, &batches[0]);
+    }
+    let padding = batches[0].padding();
+    for part in 0..k {
+        keys(&part_name(DROPOUT, part), part)?;
+    }
+    for part in 0..k {
+        let batch = batches.get(part).unwrap_or(&padding);
+        upload_examples(program, batch, &|name| part_name(name, part))?;
+    }
+    let merged: Vec<SparseIds> = (0..padding.groups.len())
+        .map(|i| merge(&batches.iter().map(|b| &b.groups[i]).collect::<Vec<_>>(), k))
+        .collect();
+    upload_indices(program, merged.iter())
+}
+
+/// The index of the ids of up to `k` batches as of one: occurrences are counted through all of them.
+fn merge(parts: &[&SparseIds], k: usize) -> SparseIds {
+    let n = parts[0].order.len();
+    let mut keys: Vec<u64> = vec![];
+    for (part, s) in parts.iter().enumerate() {
+        for (row, run) in s.unique[..s.n_unique].iter().zip(s.segments.windows(2)) {
+            let places = &s.order[run[0] as usize..run[1] as usize];
+            keys.extend(places.iter().map(|&p| u64::from(*row) << 32 | (part * n) as u64 + u64::from(p)));
+        }
+    }
+    keys.sort_unstable();
+    let mut out = SparseIds::default();
+    for (i, key) in keys.iter().enumerate() {
+        let row = (key >> 32) as u32;
+        if out.unique.last() != Some(&row) {
+            out.unique.push(row);
+            out.segments.push(i as u32);
+        }
+        out.order.push(*key as u32);
+    }
+    out.n_unique = out.unique.len();
+    out.order.resize(k * n, 0);
+    out.segments.resize(k * n + 1, keys.len() as u32);
+    out.unique.resize(k * n, NO_ROW);
+    out
 }
 
 /// One run of a program, with pauses between its operations where `report` wants them.
@@ -246,12 +333,12 @@ impl Scorer {
         loader: &mut crate::data::loader::Loader,
         mut progress: impl FnMut(usize),
         report: &mut dyn Report,
-    ) -> anyhow::Result<Metrics> {
+    ) -> anyhow::Result<Detail> {
         let mut acc = MetricsAccumulator::new();
         while let Some(batch) = loader.next() {
             let batch = batch?;
             let s = self.logits_with_pauses(state, &batch, report).await?;
-            acc.push(&s, &batch.labels[..batch.rows], None);
+            acc.push_batch(&s, &batch);
             progress(batch.rows);
             loader.recycle(batch);
             if report.interrupt() {
@@ -261,7 +348,7 @@ impl Scorer {
                 wait.await;
             }
         }
-        Ok(acc.finish())
+        Ok(acc.finish_detail())
     }
 }
 

@@ -4,14 +4,16 @@
 //! until it looks. So the step can be taken again: on the CPU, operation by operation, without fusion, with a look at
 //! every result.
 
-use super::infer::upload;
-use super::step::{GUARD, training_step};
+use super::infer::upload_step;
+use super::step::{GUARD, HYPER, training_step};
 use super::trainer::Trainer;
 use crate::data::batch::Batch;
 use crate::data::rows::Dataset;
 use crate::graph::cpu::{BadValue, CpuProgram, CpuState};
 use crate::graph::exec::{Program, State};
-use anyhow::anyhow;
+use crate::model::config::TrainConfig;
+use anyhow::{anyhow, bail};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The remedies.
@@ -50,11 +52,11 @@ impl Trainer {
     }
 
     /// Whether the next step has anything that is not finite before its update; run before the step itself.
-    pub(super) async fn watch(&mut self, batch: &Batch) -> anyhow::Result<()> {
+    pub(super) async fn watch(&mut self, batches: &[Batch], hyper: [f32; HYPER]) -> anyhow::Result<()> {
         let Some(mut watched) = self.watched.take() else { return Ok(()) };
-        let hyper = self.hyper_of_step();
+        let (t, step) = (&self.cfg.train, self.progress.step);
         let found = match &mut self.state {
-            State::Cpu(state) => first_bad(&mut watched.program, state, &[batch], hyper)?,
+            State::Cpu(state) => first_bad(&mut watched.program, state, batches, t, step, hyper)?,
             State::Gpu(_) => None,
         };
         self.watched = Some(watched);
@@ -76,11 +78,17 @@ impl Trainer {
         }
         // every look comes before the end of an epoch: the step's batch is one of the last
         let back = self.progress.step - step + 1;
-        let at = self.progress.batch.saturating_sub(back);
-        let batch = self.train_batches(train, self.progress.epoch, at)?.next();
-        let batch = batch.ok_or_else(|| anyhow!("the batch of step {step} is not there any more"))??;
+        let k = self.cfg.train.accumulate as u64;
+        let at = self.progress.batch.div_ceil(k).saturating_sub(back) * k;
+        let loader = self.train_batches(train, self.progress.epoch, at)?;
+        let batches = loader.take(k as usize).collect::<Result<Vec<Batch>, _>>()?;
+        if batches.is_empty() {
+            bail!("the batch of step {step} is not there any more");
+        }
+        let rows = batches.iter().map(|b| b.rows).sum();
         let mut program = self.plain_program()?;
-        let found = first_bad(&mut program, &mut state, &[&batch], self.hyper(step))?;
+        let hyper = self.hyper(step, rows);
+        let found = first_bad(&mut program, &mut state, &batches, &self.cfg.train, step, hyper)?;
         Ok(match found {
             Some(bad) => self.sentence(step, &bad),
             None => anyhow!(
@@ -99,15 +107,19 @@ impl Trainer {
         Some(self.bad_parameter(&s.name, v, step))
     }
 
-    /// The same before a checkpoint or an evaluation: the update of the last step has made it.
+    /// The same of the state as it is: the update of the last step has made it.
     pub(super) async fn check_state(&self) -> anyhow::Result<()> {
-        for s in &self.saved {
-            let v = self.state.view(&[&s.name]).await?;
-            if v[0].iter().any(|x| !x.is_finite()) {
-                return Err(self.bad_parameter(&s.name, &v[0], self.progress.step + 1));
-            }
+        let names: Vec<&str> = self.saved.iter().map(|s| s.name.as_str()).collect();
+        self.check_values(&self.state.view(&names).await?)
+    }
+
+    /// The same of values in the order of the state.
+    pub(super) fn check_values(&self, values: &[Cow<'_, [f32]>]) -> anyhow::Result<()> {
+        let mut all = self.saved.iter().zip(values);
+        match all.find(|(_, v)| v.iter().any(|x| !x.is_finite())) {
+            Some((s, v)) => Err(self.bad_parameter(&s.name, v, self.progress.step + 1)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn bad_parameter(&self, name: &str, v: &[f32], step: u64) -> anyhow::Error {
@@ -156,8 +168,10 @@ impl Trainer {
 fn first_bad(
     program: &mut Program,
     state: &mut CpuState<f32>,
-    batches: &[&Batch],
-    hyper: [f32; super::step::HYPER],
+    batches: &[Batch],
+    cfg: &TrainConfig,
+    step: u64,
+    hyper: [f32; HYPER],
 ) -> anyhow::Result<Option<BadValue>> {
     for batch in batches {
         let floats = [("numeric", &batch.numeric), ("label", &batch.labels), ("weight", &batch.weights)];
@@ -174,8 +188,8 @@ fn first_bad(
                 }));
             }
         }
-        upload(program, batch)?;
     }
+    upload_step(program, batches, cfg, step)?;
     program.set("hyper", &hyper)?;
     match program {
         Program::Cpu(p, _) => Ok(p.first_bad(state)),

@@ -139,8 +139,8 @@ impl Trainer {
         if !store.keeps_checkpoints() {
             return Ok(());
         }
-        self.check_state().await?;
         self.progress.window.pause();
+        let begin = Instant::now();
         self.progress.seconds = self.elapsed();
         let saved = Saved {
             version: VERSION,
@@ -154,10 +154,12 @@ impl Trainer {
         let mut meta = self.meta();
         meta.extra.insert(STATE.into(), serde_json::to_string(&saved)?);
         let values = self.state.view(&self.state_names()).await?;
+        self.check_values(&values)?;
         store.weights(Weights::Checkpoint, &parts(&self.saved, &values), &meta)?;
         store.prune(self.cfg.train.keep)?;
         self.last_checkpoint = Instant::now();
         self.kept_step = Some(self.progress.step);
+        self.progress.times.checkpoints += begin.elapsed().as_secs_f64();
         self.progress.window.resume();
         Ok(())
     }
@@ -178,7 +180,7 @@ impl Trainer {
         let mut meta = self.meta();
         if let Some(best) = &self.progress.best {
             meta.step = best.step;
-            if let Some(ne) = best.metrics.ne {
+            if let Some(ne) = best.detail.metrics.ne {
                 meta.extra.insert("valid_ne".into(), ne.to_string());
             }
         }
@@ -306,7 +308,7 @@ impl Trainer {
         }
         let Some((_, path)) = all.iter().find(|(s, _)| *s == best.step) else { return Ok(()) };
         let specs: Vec<TensorSpec> = self.saved.iter().flat_map(|s| s.parts.clone()).collect();
-        let read = checkpoint::load(path, &specs)?;
+        let Ok(read) = checkpoint::load(path, &specs) else { return Ok(()) };
         let tensors: Vec<TensorRef<'_>> = specs
             .iter()
             .zip(&read.tensors)

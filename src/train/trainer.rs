@@ -8,12 +8,12 @@
 use super::checkpoint::TensorSpec;
 use super::describe::{model_card, time_report};
 use super::diagnose::Diagnoser;
-use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload};
+use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload_step};
 use super::nan::Watched;
 use super::progress::{Best, Progress};
 use super::resume::{StateTensors, state_tensors};
 use super::schedule::{Decay, Schedule};
-use super::step::{GUARD, HYPER, RUNNING, hyper, training_step};
+use super::step::{GUARD, HYPER, RUNNING, check_overrides, hyper, training_step};
 use super::store::Store;
 use super::{memory, run};
 use crate::data::loader::{Loader, LoaderOptions, Order};
@@ -72,6 +72,7 @@ impl Trainer {
         let cfg = &cfg;
         let t = &cfg.train;
         let step = training_step(inputs.model(cfg, t.batch, true)?, t);
+        check_overrides(&step.params, t)?;
         let mut card = model_card(&cfg.model, &step, t.batch);
         card.device = device.name();
         if device.is_cpu() {
@@ -90,14 +91,15 @@ impl Trainer {
         let program =
             Program::compile(device, &state, &step.graph, &[step.loss, step.norm2], "training step")?;
         let scorer = Scorer::new(cfg, &inputs, device, &state)?;
-        let per_epoch = train_rows.div_ceil(t.batch) as u64;
+        let per_epoch = train_rows.div_ceil(t.batch).div_ceil(t.accumulate) as u64;
         let schedule = Schedule {
             warmup: t.warmup as u64,
             total: per_epoch * t.epochs as u64,
             decay: match t.schedule {
-                config::Schedule::Constant => Decay::Constant,
-                config::Schedule::Cosine => Decay::Cosine { floor: 0.0 },
-                config::Schedule::Step => Decay::step(),
+                config::Schedule::Constant | config::Schedule::Plateau => Decay::Constant,
+                config::Schedule::Cosine => Decay::Cosine { floor: t.schedule_floor },
+                config::Schedule::Linear => Decay::Linear { floor: t.schedule_floor },
+                config::Schedule::Step => Decay::Step { factor: t.step_factor, at: t.step_at.clone() },
             },
         };
         let specs = tensor_specs(&step.params);
@@ -146,19 +148,26 @@ impl Trainer {
         self.schedule.total
     }
 
-    /// The `hyper` input of the step in progress.
-    pub(super) fn hyper_of_step(&self) -> [f32; HYPER] {
-        self.hyper(self.progress.step)
+    /// The `hyper` input of a step with so many examples.
+    pub(super) fn hyper(&self, step: u64, rows: usize) -> [f32; HYPER] {
+        let mut h = hyper(&self.cfg.train, step, self.factor(step - 1));
+        h[HYPER - 1] = rows as f32;
+        h
     }
 
-    /// The `hyper` input of a step.
-    pub(super) fn hyper(&self, step: u64) -> [f32; HYPER] {
-        hyper(&self.cfg.train, step, self.schedule.factor(step - 1))
+    /// The factor of the peak learning rate at update `t`, from 0.
+    fn factor(&self, t: u64) -> f64 {
+        let c = &self.cfg.train;
+        let cut = match c.schedule {
+            config::Schedule::Plateau => c.plateau_factor.powi(self.progress.cuts as i32).max(c.plateau_min),
+            _ => 1.0,
+        };
+        cut * self.schedule.factor(t)
     }
 
     /// The factor of the peak learning rate at the next update.
     pub fn rate_factor(&self) -> f64 {
-        self.schedule.factor(self.progress.step)
+        self.factor(self.progress.step)
     }
 
     /// Where the run stands.
@@ -229,14 +238,21 @@ impl Trainer {
             if self.progress.evaluate && self.evaluate(&valid, store, report).await? {
                 break 'epochs;
             }
-            while let Some(batch) = loader.next() {
-                let batch = batch?;
+            loop {
+                let waiting = Instant::now();
+                let batches = loader.by_ref().take(t.accumulate).collect::<Result<Vec<_>, _>>()?;
+                self.progress.window.waited += waiting.elapsed().as_secs_f64();
+                if batches.is_empty() {
+                    break;
+                }
+                let rows: usize = batches.iter().map(|b| b.rows).sum();
                 let factor = self.rate_factor();
                 self.progress.step += 1;
                 let step = self.progress.step;
-                self.watch(&batch).await?;
-                upload(&mut self.program, &batch)?;
-                self.program.set("hyper", &self.hyper_of_step())?;
+                let hyper = self.hyper(step, rows);
+                self.watch(&batches, hyper).await?;
+                upload_step(&mut self.program, &batches, &t, step)?;
+                self.program.set("hyper", &hyper)?;
                 let timed = step == PROFILED && self.device.is_cpu() && !self.program.is_profiling();
                 if timed {
                     self.program.start_profile();
@@ -251,12 +267,14 @@ impl Trainer {
                     self.time(store, before.elapsed().as_secs_f64()).await?;
                 }
                 let p = &mut self.progress;
-                p.batch += 1;
-                p.rows += batch.rows as u64;
-                p.window.rows += batch.rows as u64;
+                p.batch += batches.len() as u64;
+                p.rows += rows as u64;
+                p.window.rows += rows as u64;
                 p.window.steps += 1;
-                report.batch(batch.rows);
-                loader.recycle(batch);
+                for batch in batches {
+                    report.batch(batch.rows);
+                    loader.recycle(batch);
+                }
                 if let Some(wait) = report.pause() {
                     wait.await;
                 }
@@ -307,7 +325,8 @@ impl Trainer {
                 break;
             }
         }
-        self.progress.training += self.progress.window.take();
+        let window = self.progress.window.take();
+        self.progress.times.add(&window);
         if self.device.has_timestamps() {
             // by the host's clock it would take too long; a run more, whose update goes nowhere: the weights are saved
             self.time(store, 0.0).await?;
@@ -316,7 +335,9 @@ impl Trainer {
         let best = p.best.clone().context("no evaluation took place")?;
         let summary = Summary {
             r#type: "summary",
-            metrics: best.metrics,
+            metrics: best.detail.metrics,
+            grouped: best.detail.grouped,
+            deciles: best.detail.deciles,
             steps: p.step,
             best_step: best.step,
             epochs: if p.batch > 0 { p.epoch + 1 } else { p.epoch },
@@ -324,8 +345,9 @@ impl Trainer {
             interrupted,
             train_rows: self.train_rows,
             parameters: self.parameters(),
-            rows_per_s: p.rows as f64 / p.training.max(1e-9),
-            diagnosis_seconds: p.diagnosing,
+            rows_per_s: p.rows as f64 / p.times.training().max(1e-9),
+            diagnosis_seconds: p.times.diagnosis,
+            times: p.times.clone(),
             seconds: self.elapsed(),
             device: self.device.name(),
             seed: t.seed,
@@ -359,7 +381,7 @@ impl Trainer {
         let e = Event::Diagnose(record);
         store.log(&e)?;
         self.progress.diagnoses = d.measured;
-        self.progress.diagnosing += now.elapsed().as_secs_f64();
+        self.progress.times.diagnosis += now.elapsed().as_secs_f64();
         report.event(&e)?;
         self.progress.window.resume();
         Ok(())
@@ -381,9 +403,8 @@ impl Trainer {
         self.state.set(RUNNING, &[0.0])?;
         let seconds = self.elapsed();
         let p = &mut self.progress;
-        let rows = p.window.rows;
-        let spent = p.window.take();
-        p.training += spent;
+        let window = p.window.take();
+        p.times.add(&window);
         Ok(Event::Step {
             step,
             total_steps: self.schedule.total,
@@ -392,7 +413,8 @@ impl Trainer {
             loss,
             lr: self.cfg.train.lr * factor,
             grad_norm: norm2.max(0.0).sqrt(),
-            rows_per_s: rows as f64 / spent.max(1e-9),
+            rows_per_s: window.rows as f64 / window.seconds.max(1e-9),
+            data_wait: window.waited / window.seconds.max(1e-9),
             seconds,
         })
     }
@@ -455,7 +477,9 @@ impl Trainer {
         self.checkpoint(store).await?;
         if better {
             self.progress.window.pause();
+            let begin = Instant::now();
             self.save_best(store).await?;
+            self.progress.times.checkpoints += begin.elapsed().as_secs_f64();
             self.progress.window.resume();
         }
         Ok(())
@@ -470,10 +494,17 @@ impl Trainer {
     ) -> anyhow::Result<bool> {
         self.progress.window.pause();
         let mut loader = self.valid_batches(valid)?;
-        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
+        let begin = Instant::now();
+        let detail = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
+        self.progress.times.evaluation += begin.elapsed().as_secs_f64();
+        let metrics = detail.metrics.clone();
         let step = self.progress.step;
-        // one class only: NE is undefined, the log loss decides
-        let score = metrics.ne.unwrap_or(metrics.logloss);
+        // of one class only NE and AUC are undefined: the log loss decides
+        let score = match self.cfg.train.monitor {
+            config::Monitor::Ne => metrics.ne.unwrap_or(metrics.logloss),
+            config::Monitor::Auc => metrics.auc.map_or(metrics.logloss, |a| -a),
+            config::Monitor::Logloss => metrics.logloss,
+        };
         if !score.is_finite() {
             self.check_state().await?;
             bail!(
@@ -483,10 +514,14 @@ impl Trainer {
         let p = &mut self.progress;
         let best = p.best.as_ref().is_none_or(|b| score < b.score);
         if best {
-            p.best = Some(Best { score, step, metrics: metrics.clone() });
-            p.bad_evals = 0;
+            p.best = Some(Best { score, step, detail });
+            (p.bad_evals, p.flat) = (0, 0);
         } else {
             p.bad_evals += 1;
+            p.flat += 1;
+            if p.flat >= self.cfg.train.plateau_patience {
+                (p.flat, p.cuts) = (0, p.cuts + 1);
+            }
         }
         let epoch = p.epoch + 1;
         let e = Event::Eval { step, epoch, metrics, best, seconds: self.elapsed() };
