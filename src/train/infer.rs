@@ -255,7 +255,8 @@ fn merge(parts: &[&SparseIds], k: usize) -> SparseIds {
     for (part, s) in parts.iter().enumerate() {
         for (row, run) in s.unique[..s.n_unique].iter().zip(s.segments.windows(2)) {
             let places = &s.order[run[0] as usize..run[1] as usize];
-            keys.extend(places.iter().map(|&p| u64::from(*row) << 32 | (part * n) as u64 + u64::from(p)));
+            let key = |p: &u32| u64::from(*row) << 32 | ((part * n) as u64 + u64::from(*p));
+            keys.extend(places.iter().map(key));
         }
     }
     keys.sort_unstable();
