@@ -10,7 +10,7 @@ use birkhoff::graph::exec::{Device, Program, State};
 use birkhoff::model::build::{EmbeddingSpec, FeatureSpec, model, table_inputs};
 use birkhoff::model::config::Config;
 use birkhoff::ops::sparse_index::SparseIndex;
-use birkhoff::train::step::{RUNNING, hyper, training_step};
+use birkhoff::train::step::{GUARD, RUNNING, hyper, training_step};
 use std::time::Instant;
 
 const ROWS: usize = 1000;
@@ -42,6 +42,7 @@ fn prepare(cfg: &Config, device: &Device) -> (Program, State) {
         s.set(n, &vec![0.0; *len]).expect("room");
     }
     s.set(RUNNING, &[0.0]).expect("room");
+    s.set(GUARD, &[0.0; 2]).expect("room");
     let mut p =
         Program::compile(device, &s, &step.graph, &[step.loss, step.norm2], "step").expect("compiles");
     let mut x = 12345u64;

@@ -9,6 +9,7 @@ struct P {
     rest2 : f32, // 1 − β2
     eps : f32,
     decay : f32,
+    scale : f32, // of the learning rate
 }
 @group(0) @binding(0) var<storage, read_write> theta : array<{{T}}>;
 @group(0) @binding(1) var<storage, read_write> m : array<{{T}}>;
@@ -32,8 +33,12 @@ fn main(
     {{at}}
     let clip = hyper[3];
     let n = norm2[0];
+    // a bad step: see guard.wgsl
+    if (n < 0.0) {
+        return;
+    }
     let factor = select(1.0, clip / sqrt(max(n, 1e-38)), clip > 0.0 && n > clip * clip);
-    let lr = hyper[{{lr}}];
+    let lr = hyper[{{lr}}] * p.scale;
     let g = factor * grad[i];
     let a = p.beta1 * m[at] + p.rest1 * g;
     let b = p.beta2 * v[at] + p.rest2 * g * g;

@@ -30,6 +30,10 @@ fn main(
     }
     let clip = hyper[3];
     let n = norm2[0];
+    // a bad step: see guard.wgsl
+    if (n < 0.0) {
+        return;
+    }
     let factor = select(1.0, clip / sqrt(max(n, 1e-38)), clip > 0.0 && n > clip * clip);
     var q = {{T}}(0.0);
     for (var c = 0u; c < p.width; c += 1u) {

@@ -65,7 +65,25 @@ fn train_eval_predict() {
         serde_json::from_str(&ok(&["eval", s(&run), "--data", s(&valid), "--json", "--device", "cpu"]))
             .unwrap();
     let keys: Vec<&String> = e.as_object().unwrap().keys().collect();
-    assert_eq!(keys, ["rows", "positives", "ne", "logloss", "auc", "calibration"]);
+    assert_eq!(keys, ["rows", "positives", "ne", "logloss", "auc", "calibration", "deciles"]);
+    let deciles = e["deciles"].as_array().unwrap();
+    let sum = |key: &str| {
+        deciles.iter().map(|d| d["rows"].as_f64().unwrap() * d[key].as_f64().unwrap()).sum::<f64>()
+    };
+    assert_eq!(deciles.iter().map(|d| d["rows"].as_u64().unwrap()).sum::<u64>(), 777);
+    assert!((sum("observed") - e["positives"].as_f64().unwrap()).abs() < 1e-6);
+    assert!((sum("predicted") / sum("observed") - e["calibration"].as_f64().unwrap()).abs() < 1e-9);
+    assert_eq!(e["deciles"], summary["deciles"]);
+    let times = summary["times"].as_object().unwrap();
+    let names: Vec<&String> = times.keys().collect();
+    assert_eq!(names, ["data", "compute", "evaluation", "diagnosis", "checkpoints"]);
+    let seconds: f64 = times.values().map(|v| v.as_f64().unwrap()).sum();
+    let whole = summary["seconds"].as_f64().unwrap();
+    assert!(seconds <= whole && seconds > 0.5 * whole, "{times:?} of {whole}");
+    let wait = |l: &serde_json::Value| l["data_wait"].as_f64().is_some_and(|w| (0.0..=1.0).contains(&w));
+    assert!(lines.iter().filter(|l| l["type"] == "step").all(wait));
+    let text = ok(&["eval", s(&run), "--data", s(&valid), "--device", "cpu"]);
+    assert!(text.contains("by decile of the score") && text.contains("normalized entropy"), "{text}");
     assert_eq!(e["rows"], 777);
     for k in ["ne", "auc", "logloss", "calibration"] {
         let (a, b) = (e[k].as_f64().unwrap(), summary[k].as_f64().unwrap());

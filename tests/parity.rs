@@ -7,7 +7,7 @@ use birkhoff::graph::testing::software_device;
 use birkhoff::model::build::{EmbeddingSpec, FeatureSpec, model, table_inputs};
 use birkhoff::model::config::Config;
 use birkhoff::ops::sparse_index::SparseIndex;
-use birkhoff::train::step::{RUNNING, TrainingStep, hyper, training_step};
+use birkhoff::train::step::{GUARD, RUNNING, TrainingStep, hyper, training_step};
 
 const ROWS: usize = 40;
 const COLUMNS: usize = 26;
@@ -73,6 +73,7 @@ fn state(step: &TrainingStep, device: &Device) -> State {
         s.set(n, &vec![0.0; *len]).unwrap();
     }
     s.set(RUNNING, &[0.0]).unwrap();
+    s.set(GUARD, &[0.0; 2]).unwrap();
     s
 }
 

@@ -44,6 +44,7 @@ impl Case {
             beta2: self.number("beta2"),
             eps: self.number("eps"),
             decay: self.number("weight_decay"),
+            ..Adam::default()
         }
     }
 }
@@ -305,7 +306,7 @@ fn reference_clipping_by_global_norm() {
                 })
                 .collect();
             let n = g.sum_squares(&grads);
-            let options = Adam { beta1: 0.0, beta2: 0.0, eps: 1e-8, decay: 0.0 };
+            let options = Adam { beta1: 0.0, beta2: 0.0, eps: 1e-8, ..Adam::default() };
             let h = hyper_constant(&mut g, hyper(0.1, 0.1, 0.0, 0.0, 1, c.number("max_norm")));
             for (i, grad) in grads.iter().enumerate() {
                 let zeros = vec![0.0; grad.shape().len()];

@@ -12,7 +12,7 @@ use birkhoff::graph::exec::Device;
 use birkhoff::graph::gpu::lower;
 use birkhoff::graph::testing::software_device;
 use birkhoff::graph::{fuse::fuse, plan};
-use birkhoff::model::build::{EmbeddingSpec, FeatureSpec, model};
+use birkhoff::model::build::{BuildOptions, EmbeddingSpec, FeatureSpec, model, model_with};
 use birkhoff::model::config::Config;
 use birkhoff::ops::{GpuCaps, matmul::ByDevice};
 use birkhoff::train::infer::Inputs;
@@ -315,13 +315,21 @@ fn every_kernel_is_portable() {
             ];
             if ensemble == "weighted" {
                 sets.push("train.embedding=adam".into());
+                let more =
+                    ["embedding_l2=0.1", "mlp_dropout=0.1", "embedding_dropout=0.1", "label_smoothing=0.1"];
+                sets.extend(more.map(|s| format!("train.{s}")));
+                sets.push("train.positive_weight=2".into());
+            }
+            if ensemble == "concat" && mode == "hc" {
+                sets.push("train.accumulate=2".into());
             }
             if width == 5 {
                 sets.push("model.modules[0].heads=5".into());
             }
             let refs: Vec<&str> = sets.iter().map(String::as_str).collect();
             let cfg = config(&refs);
-            let m = model(&cfg.model, &features(10), 6, true, 0.01, 0.0).unwrap();
+            let options = BuildOptions::new(&cfg.train, true, 0.0);
+            let m = model_with(&cfg.model, &features(10), 6, &options).unwrap();
             let step = training_step(m, &cfg.train);
             let (g, keep) = fuse(&step.graph, &[step.loss, step.norm2]);
             for is_cpu in [true, false] {

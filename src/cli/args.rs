@@ -1,6 +1,6 @@
 //! The arguments of every subcommand and their help.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -96,17 +96,17 @@ pub struct ConfigArgs {
 }
 
 /// Where the rows of a run come from.
-#[derive(Debug, Clone, Default, Args, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Args, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct DataArgs {
     /// Rows to learn from: files, patterns such as 'day_*.gz', or - for standard input
     ///
     /// Text (Criteo, CSV, TSV, libsvm, libffm), Parquet or Arrow IPC, plain, gzip or zstd: told from the content
     /// unless data.format says so. Several files are read one after the other.
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "resume")]
     pub train: Vec<PathBuf>,
     /// Rows to evaluate on; they choose the best weights
-    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "split")]
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["split", "resume"])]
     pub valid: Vec<PathBuf>,
     /// Shares of --train for training, validation and test, in place of --valid, such as 0.8,0.1,0.1
     #[arg(long, value_name = "SHARES", conflicts_with = "valid")]
@@ -126,8 +126,8 @@ pub struct DataArgs {
     #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = "memory")]
     pub cache: Option<PathBuf>,
     /// What to do with a row that cannot be read
-    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
-    pub on_bad_row: OnBadRow,
+    #[arg(long, value_name = "ACTION", value_enum)]
+    pub on_bad_row: Option<OnBadRow>,
 }
 
 /// `birkhoff train`.
@@ -137,14 +137,24 @@ pub struct DataArgs {
   birkhoff train --train 'day_*.gz' --valid day_23.gz --out runs/b --set model.layers=8 --set train.lr=5e-4
   birkhoff schema clicks.csv --out schema.toml
   birkhoff train --train clicks.csv --split 0.8,0.1,0.1 --split-by time:date --schema schema.toml --out runs/c
-  birkhoff train --train train.tsv --valid valid.tsv --out runs/d --config dhen.toml --device cpu --json")]
+  birkhoff train --train train.tsv --valid valid.tsv --out runs/d --config dhen.toml --device cpu --json
+  birkhoff train --resume runs/d                 goes on with a run that was stopped
+  birkhoff train --resume runs/d --epochs 3      makes it longer
+
+Ctrl-C saves a checkpoint; so do evaluations, and every ten minutes (train.checkpoint_minutes).")]
 pub struct TrainArgs {
     /// The rows.
     #[command(flatten)]
     pub data: DataArgs,
     /// Run folder to write: configuration, vocabularies, weights, metrics
-    #[arg(long, value_name = "RUN")]
-    pub out: PathBuf,
+    #[arg(long, value_name = "RUN", required_unless_present = "resume")]
+    pub out: Option<PathBuf>,
+    /// Go on with this run from its newest checkpoint: data, configuration and device are those of its start
+    ///
+    /// The result is that of a run that was never stopped, on the CPU bit for bit. --train and --valid say where the
+    /// files are now; --epochs and --set change the rest of the run.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["out", "force", "config", "seed", "format", "schema", "split"])]
+    pub resume: Option<PathBuf>,
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
@@ -166,6 +176,12 @@ pub struct TrainArgs {
     /// Print the time of each kernel at the end
     #[arg(long)]
     pub profile: bool,
+    /// Look at the result of every operation of every step, and stop at the first that is not finite; slow
+    ///
+    /// Without it a loss or gradient that is not finite stops the run as well, and is traced to the tensor that came
+    /// first; this finds what never reaches the loss. On a GPU it looks at the loss after every step.
+    #[arg(long)]
+    pub debug_nan: bool,
     /// Open the dashboard on the run while it trains
     #[arg(long)]
     pub dashboard: bool,
@@ -175,9 +191,17 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// The configuration of the run: `--config`, then each `--set`, then the options of their own.
+    /// The run's folder.
+    pub fn folder(&self) -> &Path {
+        self.resume.as_deref().or(self.out.as_deref()).unwrap_or(Path::new(""))
+    }
+
+    /// The configuration of the run: `--config` (or that of `--resume`), then each `--set`, then the options of their
+    /// own.
     pub fn resolve_config(&self) -> Result<Config, ConfigError> {
-        let mut config = Config::load(self.config.config.as_deref(), &self.config.sets)?;
+        let resumed = self.resume.as_ref().map(|r| r.join(crate::train::run::CONFIG));
+        let file = resumed.as_deref().or(self.config.config.as_deref());
+        let mut config = Config::load(file, &self.config.sets)?;
         if let Some(schema) = &self.data.schema {
             // --set data.… counts more than the file
             let sets: Vec<String> =
@@ -467,12 +491,12 @@ mod tests {
         let Command::Train(args) = parse(&line).expect("valid") else { panic!("not train") };
         let config = args.resolve_config().expect("config");
         assert_eq!((config.model.layers, config.train.epochs, config.train.seed), (2, 3, 7));
-        assert_eq!((args.data.on_bad_row, args.device.device.as_str()), (OnBadRow::Skip, "software"));
+        assert_eq!((args.data.on_bad_row, args.device.device.as_str()), (Some(OnBadRow::Skip), "software"));
         assert!(args.json && args.force && args.profile && args.quiet);
         let Command::Train(args) = parse(TRAIN).expect("valid") else { panic!("not train") };
         let config = args.resolve_config().expect("defaults");
         assert_eq!((config.data.format, config.model), (Format::Criteo, Config::default().model));
-        assert_eq!((args.data.on_bad_row, args.device.device.as_str()), (OnBadRow::Error, "auto"));
+        assert_eq!((args.data.on_bad_row, args.device.device.as_str()), (None, "auto"));
     }
 
     #[test]
@@ -490,6 +514,7 @@ mod tests {
     fn the_other_commands_parse_as_the_issue_writes_them() {
         for line in [
             "birkhoff eval RUN --data f --device cpu --json --on-bad-row error",
+            "birkhoff train --resume RUN --epochs 3 --set train.lr=1e-4 --device cpu",
             "birkhoff predict RUN --data f --out scores.csv --device auto",
             "birkhoff synth --rows 10 --seed 3 --out f --json --world 2",
             "birkhoff inspect c.toml --set model.width=8 --batch 64 --json --dot g.dot",
@@ -510,6 +535,8 @@ mod tests {
             "birkhoff train --train a --valid b --split-by random --out r",
             "birkhoff synth --rows 0 --out f",
             "birkhoff train",
+            "birkhoff train --resume RUN --out RUN",
+            "birkhoff train --resume RUN --seed 3",
             "birkhoff fly",
         ] {
             let e = parse(line).expect_err(line);

@@ -29,8 +29,25 @@ pub struct Opened {
     pub valid: Feed,
     /// Rows that nothing is chosen on.
     pub test: Option<Feed>,
+    /// How they were split.
+    pub split: Option<Split>,
     /// What the user should know.
     pub notes: Vec<String>,
+}
+
+/// What is known of a run that goes on.
+pub struct Known {
+    encoder: FittedEncoder,
+    split: Option<Split>,
+}
+
+impl Known {
+    /// Reads a run's vocabularies; they must be of the configuration's schema.
+    pub fn load(vocab: &Path, cfg: &Config, split: Option<Split>) -> anyhow::Result<Known> {
+        let encoder = FittedEncoder::load(vocab)?;
+        encoder.check_schema(vocab, &schema(&cfg.data)?)?;
+        Ok(Known { encoder, split })
+    }
 }
 
 /// Files that are read more than once: standard input goes to a temporary file first.
@@ -82,22 +99,35 @@ pub fn source(
     Ok(source)
 }
 
-/// Opens everything that a run needs; reads the training rows once.
-pub fn open(args: &DataArgs, cfg: &Config, spinner: &ProgressBar) -> anyhow::Result<Opened> {
+/// Opens everything that a run needs; reads the training rows once, unless what they lead to is known.
+pub fn open(
+    args: &DataArgs,
+    cfg: &Config,
+    known: Option<Known>,
+    spinner: &ProgressBar,
+) -> anyhow::Result<Opened> {
     let schema = schema(&cfg.data)?;
     let (train_places, spool) = places(&args.train)?;
     let mut notes = vec![];
-    let train = source(train_places, &cfg.data, &schema, args.on_bad_row, Labels::Required)?;
-    let split = args
-        .split
-        .as_deref()
-        .map(|s| split(s, args.split_by.as_deref(), cfg, &train, &schema))
-        .transpose()?;
+    let train =
+        source(train_places, &cfg.data, &schema, args.on_bad_row.unwrap_or_default(), Labels::Required)?;
+    let policy = args.on_bad_row.unwrap_or_default();
+    let split = match (&known, args.split.as_deref()) {
+        (Some(known), _) => known.split.clone(),
+        (None, Some(shares)) => Some(split(shares, args.split_by.as_deref(), cfg, &train, &schema)?),
+        (None, None) => None,
+    };
     let part = |p: Part| split.as_ref().map(|s| train.part(s, p));
     let training = part(Part::Train).unwrap_or_else(|| train.clone());
 
-    let (encoder, skipped) = fit(&training, &schema)?;
-    report_skipped(Path::new(&train.name()), &skipped);
+    let encoder = match known {
+        Some(known) => known.encoder,
+        None => {
+            let (encoder, skipped) = fit(&training, &schema)?;
+            report_skipped(Path::new(&train.name()), &skipped);
+            encoder
+        }
+    };
     if encoder.rows == 0 {
         bail!("{}: the training part of the split has no rows; change --split", train.name());
     }
@@ -114,7 +144,7 @@ pub fn open(args: &DataArgs, cfg: &Config, spinner: &ProgressBar) -> anyhow::Res
         Some(source) => source,
         None => {
             let (places, valid_spool) = places(&args.valid)?;
-            let valid = source(places, &cfg.data, &schema, args.on_bad_row, Labels::Required)?;
+            let valid = source(places, &cfg.data, &schema, policy, Labels::Required)?;
             keep(valid_spool);
             valid
         }
@@ -160,6 +190,7 @@ pub fn open(args: &DataArgs, cfg: &Config, spinner: &ProgressBar) -> anyhow::Res
         train: feed(training, Some(encoder.rows))?,
         valid: feed(validating, None)?,
         test,
+        split,
         notes,
         encoder,
     })

@@ -5,7 +5,7 @@ use super::output;
 use super::train::{report_skipped, spinner};
 use crate::data::feed::Feed;
 use crate::data::loader::{Loader, LoaderOptions, Order};
-use crate::data::metrics::Metrics;
+use crate::data::metrics::Detail;
 use crate::data::reader::Labels;
 use crate::graph::exec::Device;
 use crate::train::infer::LoadedRun;
@@ -30,13 +30,16 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         super::data::source(places, &run.config.data, &encoder.schema, args.on_bad_row, Labels::Required)?;
     let name = source.name();
     let feed = Feed::Files(super::data::files(source, encoder));
-    let (metrics, loader) = measure(&mut run, &feed)?;
+    let (detail, loader) = measure(&mut run, &feed)?;
     report_skipped(Path::new(&name), loader.skipped());
-    if args.json { output::json(&metrics) } else { print(&metrics) }
+    if args.json {
+        return output::json(&detail);
+    }
+    super::metrics::print(&detail.metrics, detail.grouped.as_ref(), &detail.deciles)
 }
 
 /// Metrics of all rows.
-fn measure(run: &mut LoadedRun, feed: &Feed) -> anyhow::Result<(Metrics, Loader)> {
+fn measure(run: &mut LoadedRun, feed: &Feed) -> anyhow::Result<(Detail, Loader)> {
     let options = LoaderOptions::new(run.scorer.batch);
     let mut loader = feed.loader(run.inputs.groups.clone(), Order::Sequential, options)?;
     let bar = spinner(false, "scoring");
@@ -45,29 +48,18 @@ fn measure(run: &mut LoadedRun, feed: &Feed) -> anyhow::Result<(Metrics, Loader)
         rows += n as u64;
         bar.set_message(format!("scoring: {} rows", crate::text::group(rows)));
     };
-    let metrics = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
+    let detail = pollster::block_on(run.scorer.evaluate(&mut run.state, &mut loader, progress, &mut ()))?;
     bar.finish_and_clear();
-    Ok((metrics, loader))
+    Ok((detail, loader))
 }
 
 /// Measures the best weights of a run on the test part of its split.
 pub fn test_part(run: &Path, device: &Device, test: &Feed, json: bool) -> anyhow::Result<()> {
     let mut run = LoadedRun::open(run, device)?;
-    let (metrics, _) = measure(&mut run, test)?;
+    let (detail, _) = measure(&mut run, test)?;
     if json {
-        return output::json(&serde_json::json!({ "type": "test", "metrics": metrics }));
+        return output::json(&serde_json::json!({ "type": "test", "metrics": detail }));
     }
     output::line("these weights on the test rows:")?;
-    print(&metrics)
-}
-
-fn print(metrics: &Metrics) -> anyhow::Result<()> {
-    let show = |v: Option<f64>| v.map_or("undefined".into(), |v| format!("{v:.6}"));
-    let line = |k: &str, v: String| output::line(&format!("{k:<20} {v}"));
-    line("rows", metrics.rows.to_string())?;
-    line("positives", metrics.positives.to_string())?;
-    line("normalized entropy", show(metrics.ne))?;
-    line("log loss", format!("{:.6}", metrics.logloss))?;
-    line("AUC", show(metrics.auc))?;
-    line("calibration", show(metrics.calibration))
+    super::metrics::print(&detail.metrics, detail.grouped.as_ref(), &detail.deciles)
 }

@@ -5,7 +5,7 @@ use super::output;
 use crate::data::schema::Encoding;
 use crate::gpu::error::human_bytes;
 use crate::graph::{dot, fuse::fuse, gpu::lower, plan};
-use crate::model::build::{EmbeddingSpec, FeatureSpec, model};
+use crate::model::build::{BuildOptions, EmbeddingSpec, FeatureSpec, model_with};
 use crate::model::config::Config;
 use crate::model::params::Kind;
 use crate::ops::{Cost, GpuCaps, matmul::ByDevice};
@@ -51,7 +51,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let cfg = args.resolve_config()?;
     let features = assumed_features(&cfg)?;
     let batch = cfg.train.batch;
-    let m = model(&cfg.model, &features, batch, true, cfg.train.embedding_init, 0.0)?;
+    let m = model_with(&cfg.model, &features, batch, &BuildOptions::new(&cfg.train, true, 0.0))?;
     let (mut dense, mut embedding) = (0, 0);
     let mut largest: Vec<(String, usize)> = vec![];
     for p in &m.params {

@@ -15,6 +15,7 @@ pub mod eval;
 pub mod figure;
 pub mod gains;
 pub mod inspect;
+pub mod metrics;
 pub mod output;
 pub mod predict;
 pub mod schema;
@@ -43,7 +44,7 @@ pub fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is::<output::StdoutClosed>() => ExitCode::from(CLOSED),
-        Err(e) if e.is::<train::Interrupted>() => ExitCode::from(INTERRUPTED),
+        Err(e) if e.is::<crate::train::events::Interrupted>() => ExitCode::from(INTERRUPTED),
         Err(e) => {
             eprintln!("error: {}", error_line(&e));
             ExitCode::from(FAILED)

@@ -1,19 +1,23 @@
 //! `birkhoff train`.
 
-use super::args::{OnBadRow, TrainArgs};
+use super::args::{DataArgs, OnBadRow, TrainArgs};
 use super::output;
 use crate::data::reader::RowPolicy;
 use crate::data::rows::SkipReport;
-use crate::model::config::Config;
+use crate::data::split::Split;
+use crate::model::config::{Config, Schedule};
 use crate::text::group;
 use crate::train::infer::Inputs;
-use crate::train::run::RunFolder;
-use crate::train::trainer::{Event, Report, Summary, Trainer};
+use crate::train::resume::Resumed;
+use crate::train::run::{DATA, RunFolder, write_atomic};
+use crate::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 #[cfg(not(feature = "dashboard"))]
 use anyhow::bail;
+use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
-use std::path::Path;
+use serde::{Deserialize, Serialize};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -27,15 +31,97 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
     #[cfg(feature = "dashboard")]
     {
         let own = args.clone();
-        super::dashboard::beside(&args.out, move || train(&own))
+        super::dashboard::beside(args.folder(), move || train(&own))
+    }
+}
+
+/// `data.json`: what a run was trained on, for `--resume`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct DataRecord {
+    /// The rows' options, with absolute paths.
+    #[serde(flatten)]
+    data: DataArgs,
+    /// The split that they came to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    split: Option<Split>,
+    /// Bytes of each training file.
+    #[serde(default)]
+    sizes: Vec<u64>,
+    /// As it was given: `cpu`, `auto`, a part of a name.
+    device: String,
+}
+
+impl DataRecord {
+    /// What the arguments say; for a run that goes on, over what it began with.
+    fn new(args: &TrainArgs) -> anyhow::Result<Self> {
+        let absolute = |p: &PathBuf| match p.as_os_str() == "-" {
+            true => p.clone(),
+            false => std::path::absolute(p).unwrap_or_else(|_| p.clone()),
+        };
+        let path = args.folder().join(DATA);
+        let before: Option<DataRecord> = match (&args.resume, std::fs::read(&path)) {
+            (None, _) => None,
+            (Some(_), Ok(bytes)) => {
+                let read = serde_json::from_slice(&bytes);
+                Some(read.with_context(|| format!("{}: cannot be read", path.display()))?)
+            }
+            (Some(_), Err(_)) => None,
+        };
+        let b = before.as_ref();
+        let files = |given: &[PathBuf], old: Option<&Vec<PathBuf>>| match given.is_empty() {
+            false => given.iter().map(absolute).collect(),
+            true => old.cloned().unwrap_or_default(),
+        };
+        let mut data = args.data.clone();
+        data.train = files(&args.data.train, b.map(|b| &b.data.train));
+        data.valid = files(&args.data.valid, b.map(|b| &b.data.valid));
+        data.split = data.split.or(b.and_then(|b| b.data.split.clone()));
+        data.split_by = data.split_by.or(b.and_then(|b| b.data.split_by.clone()));
+        data.cache = data.cache.or(b.and_then(|b| b.data.cache.clone()));
+        data.cache = data.cache.map(|c| if c == Path::new("memory") { c } else { absolute(&c) });
+        data.on_bad_row = data.on_bad_row.or(b.and_then(|b| b.data.on_bad_row));
+        for (files, option) in [(&data.train, "--train"), (&data.valid, "--valid")] {
+            ensure!(
+                !files.is_empty() || (option == "--valid" && data.split.is_some()),
+                "{} is missing: say with {option} FILE where the rows are",
+                path.display()
+            );
+        }
+        // what was piped in is gone
+        ensure!(
+            args.resume.is_none() || !data.train.iter().any(|p| p.as_os_str() == "-"),
+            "the run was trained on standard input, which cannot be read again; give the same rows as --train FILE"
+        );
+        let size = |p: &PathBuf| std::fs::metadata(p).map_or(0, |m| m.len());
+        let sizes: Vec<u64> = data.train.iter().map(size).collect();
+        let device = match (args.device.device.as_str(), b) {
+            ("auto", Some(b)) => b.device.clone(),
+            (word, _) => word.to_owned(),
+        };
+        if let Some(b) = b
+            && b.sizes != sizes
+        {
+            anyhow::bail!(
+                "{}: the training files are not those that the run began with (bytes: {:?}, then {:?}); give the same ones with --train",
+                data.train.first().map_or_else(String::new, |p| p.display().to_string()),
+                sizes,
+                b.sizes
+            );
+        }
+        Ok(DataRecord { data, split: b.and_then(|b| b.split.clone()), sizes, device })
     }
 }
 
 /// Trains.
 fn train(args: &TrainArgs) -> anyhow::Result<()> {
+    let resumed = args.resume.as_deref().map(RunFolder::resume).transpose()?;
     let cfg = args.resolve_config()?;
-    let device = super::device::open(&args.device.device)?;
-    let folder = RunFolder::create(&args.out, args.force)?;
+    let mut record = DataRecord::new(args)?;
+    let device = super::device::open(&record.device)?;
+    let folder = match resumed {
+        Some(folder) => folder,
+        None => RunFolder::create(args.folder(), args.force)?,
+    };
     let say = |text: String| {
         if !args.quiet {
             eprintln!("{text}");
@@ -46,7 +132,12 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     }
 
     let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
-    let data = super::data::open(&args.data, &cfg, &spinner)?;
+    // of a run that goes on the vocabularies and the split are those of its start
+    let known = (args.resume.is_some() && folder.vocab_path().exists())
+        .then(|| super::data::Known::load(&folder.vocab_path(), &cfg, record.split.clone()))
+        .transpose()?;
+    let data = super::data::open(&record.data, &cfg, known, &spinner)?;
+    record.split = data.split.clone();
     spinner.finish_and_clear();
     data.notes.iter().for_each(|n| say(n.clone()));
     let encoder = data.encoder.clone();
@@ -54,8 +145,16 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     let inputs = Inputs::new(encoder.clone(), &cfg, &device)?;
     let begin = Instant::now();
     let mut trainer = Trainer::new(&cfg, inputs, &device, encoder.rows as usize)?;
-    folder.begin(&cfg)?;
-    encoder.save(&folder.vocab_path())?;
+    let resumed = match args.resume {
+        Some(_) => take_up(args, &cfg, &folder, &mut trainer)?,
+        None => None,
+    };
+    if resumed.is_none() {
+        folder.begin(&cfg)?;
+        encoder.save(&folder.vocab_path())?;
+    }
+    let text = serde_json::to_vec_pretty(&record)?;
+    write_atomic(&folder.data_path(), |w| w.write_all(&text))?;
     say(format!(
         "{} training rows ({:.2} % positive); {} parameters; {} (ready in {:.1} s)",
         group(encoder.rows),
@@ -64,16 +163,35 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         device.name(),
         begin.elapsed().as_secs_f64(),
     ));
+    if args.resume.is_some() {
+        let from = resumed.map_or("no checkpoint yet, begins at the first step".into(), |r| {
+            format!("goes on after step {} of {}", group(r.step), group(trainer.total_steps()))
+        });
+        say(format!("{}: {from}", folder.path().display()));
+    }
     if args.profile {
         trainer.program().start_profile();
     }
+    if args.debug_nan {
+        trainer.watch_every_operation()?;
+    }
     let mut report = Console::new(args, &cfg, encoder.rows);
+    report.start(trainer.progress().batch * cfg.train.batch as u64);
     let mut store = folder.store()?;
     end_gracefully();
     let summary =
         pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut report));
     report.bar.finish_and_clear();
-    let summary = summary?;
+    let summary = match summary {
+        Err(e) if e.is::<Interrupted>() => {
+            eprintln!(
+                "{e}; everything is saved. Go on with: birkhoff train --resume {}",
+                folder.path().display()
+            );
+            return Err(e);
+        }
+        other => other?,
+    };
     if args.profile {
         let span = if device.is_cpu() { "all steps together" } else { "one step" };
         eprintln!("time by kernel, {span}:\n{}", pollster::block_on(trainer.program().profile_table())?);
@@ -90,25 +208,69 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         say("note: a normalized entropy of 1 or more is no better than predicting the average click rate"
             .into());
     }
-    if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
+    Ok(())
 }
 
-/// The user ended the run; what it had learned is saved.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
-pub struct Interrupted;
+/// Takes a run up from its newest checkpoint and its folder back to there; `None` where there is none yet.
+fn take_up(
+    args: &TrainArgs,
+    cfg: &Config,
+    folder: &RunFolder,
+    trainer: &mut Trainer,
+) -> anyhow::Result<Option<Resumed>> {
+    let name = folder.path().display();
+    let finished = folder.is_finished();
+    let on_purpose: Vec<String> = args
+        .config
+        .sets
+        .iter()
+        .filter_map(|s| Some(s.split_once('=')?.0.trim().to_owned()))
+        .chain(args.epochs.map(|_| "train.epochs".into()))
+        .collect();
+    let resumed = trainer.resume(folder, &on_purpose, &mut |line| eprintln!("{line}"))?;
+    let Some(r) = &resumed else { return Ok(None) };
+    let p = trainer.progress();
+    if finished && trainer.is_done() {
+        match p.epoch < cfg.train.epochs {
+            true => bail!(
+                "{name}: finished: it stopped early, at step {} after {} evaluations without a better one; go on \
+                 with --set train.patience={} or more (0 = never stop early)",
+                p.step,
+                p.bad_evals,
+                p.bad_evals + 1
+            ),
+            false => bail!(
+                "{name}: finished: {} of {} epochs are trained; make it longer with --epochs {} or more",
+                p.epoch,
+                cfg.train.epochs,
+                cfg.train.epochs + 1
+            ),
+        }
+    }
+    if finished && matches!(cfg.train.schedule, Schedule::Cosine | Schedule::Step) {
+        eprintln!(
+            "note: the run was finished; its learning rate now follows the {} schedule of {} epochs, from {:.3} times \
+             the peak on",
+            cfg.train.schedule,
+            cfg.train.epochs,
+            trainer.rate_factor()
+        );
+    }
+    folder.rewind(cfg, r.step, r.lines)?;
+    Ok(resumed)
+}
 
 /// Set by the first Ctrl-C (or SIGTERM).
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// From here on the first Ctrl-C ends the run after the step in progress, with an evaluation and saved weights;
-/// the second ends the program at once.
+/// From here on the first Ctrl-C ends the run after the step in progress, with a checkpoint to go on from; the
+/// second ends the program at once.
 fn end_gracefully() {
     let set = ctrlc::set_handler(|| {
         if STOP.swap(true, Ordering::SeqCst) {
             std::process::exit(130);
         }
-        eprintln!("\ninterrupted: evaluating and saving what was learned; once more to quit at once");
+        eprintln!("\ninterrupted: saving a checkpoint; once more to quit at once");
     });
     if let Err(e) = set {
         tracing::debug!("no handler for Ctrl-C: {e}");
@@ -182,6 +344,12 @@ impl Console {
         }
     }
 
+    /// Begins in the middle of an epoch.
+    fn start(&mut self, rows: u64) {
+        self.bar.set_position(rows);
+        self.bar.reset_eta();
+    }
+
     fn line(&self, text: &str) {
         if !self.quiet {
             self.bar.suspend(|| eprintln!("{text}"));
@@ -197,21 +365,22 @@ impl Report for Console {
         self.bar.inc(rows as u64);
     }
 
-    fn stop(&mut self) -> bool {
+    fn interrupt(&mut self) -> bool {
         STOP.load(Ordering::SeqCst)
     }
 
     fn event(&mut self, e: &Event) -> anyhow::Result<()> {
         match e {
-            Event::Step { epoch, step, total_steps, rows, loss, rows_per_s, .. } => {
+            Event::Step { epoch, step, total_steps, rows, loss, rows_per_s, data_wait, .. } => {
                 self.loss = *loss;
                 self.bar.set_prefix(format!("epoch {epoch}/{}", self.epochs));
-                self.bar.set_message(format!("loss {loss:.4}"));
+                let wait = format!("waits for data {:.0} %", 100.0 * data_wait);
+                self.bar.set_message(format!("loss {loss:.4}  {wait}"));
                 let first = *step == *total_steps || self.last_line.elapsed() > Duration::from_secs(4);
                 if !self.terminal && first {
                     self.last_line = Instant::now();
                     self.line(&format!(
-                        "epoch {epoch}/{}  step {step}/{total_steps}  {} rows  {} rows/s  loss {loss:.4}",
+                        "epoch {epoch}/{}  step {step}/{total_steps}  {} rows  {} rows/s  loss {loss:.4}  {wait}",
                         self.epochs,
                         group(*rows),
                         group(*rows_per_s as u64)
@@ -240,20 +409,26 @@ impl Report for Console {
 }
 
 fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
-    let show = |v: Option<f64>| v.map_or("undefined (one class)".into(), |v| format!("{v:.5}"));
-    let line = |k: &str, v: String| output::line(&format!("  {k:<22} {v}"));
+    let line = |k: &str, v: String| output::line(&format!("{k:<20} {v}"));
     output::line("best weights on the validation rows:")?;
-    line("normalized entropy", show(s.metrics.ne))?;
-    line("log loss", format!("{:.5}", s.metrics.logloss))?;
-    line("AUC", show(s.metrics.auc))?;
-    line("calibration", s.metrics.calibration.map_or("undefined".into(), |v| format!("{v:.4}")))?;
+    super::metrics::print(&s.metrics, s.grouped.as_ref(), &s.deciles)?;
     line("step", format!("{} of {}", s.best_step, s.steps))?;
     line("rows/s", group(s.rows_per_s as u64))?;
     line("time", format!("{:.1} s on {}", s.seconds, s.device))?;
-    let early = match (s.interrupted, s.stopped_early) {
-        (true, _) => " (interrupted)",
-        (_, true) => " (stopped early)",
-        _ => "",
-    };
+    let t = &s.times;
+    let parts = [
+        ("steps", t.compute),
+        ("waiting for data", t.data),
+        ("evaluation", t.evaluation),
+        ("diagnosis", t.diagnosis),
+        ("checkpoints", t.checkpoints),
+    ];
+    for (what, seconds) in parts {
+        line(
+            &format!("  {what}"),
+            format!("{seconds:.1} s  ({:.0} %)", 100.0 * seconds / s.seconds.max(1e-9)),
+        )?;
+    }
+    let early = if s.stopped_early { " (stopped early)" } else { "" };
     output::line(&format!("run folder: {}{early}", folder.path().display()))
 }

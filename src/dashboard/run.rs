@@ -135,7 +135,9 @@ impl RunData {
     /// Takes in a line of `metrics.jsonl`. A step that was there already begins anew from that step.
     pub fn push(&mut self, e: &Event) {
         match e {
-            Event::Step { step, total_steps, epoch, rows, loss, lr, grad_norm, rows_per_s, seconds } => {
+            Event::Step {
+                step, total_steps, epoch, rows, loss, lr, grad_norm, rows_per_s, seconds, ..
+            } => {
                 let s = &mut self.steps;
                 let at = s.step.partition_point(|&x| x < *step as f64);
                 if at < s.len() {
@@ -293,6 +295,7 @@ mod tests {
             lr: 0.1,
             grad_norm: 1.0,
             rows_per_s: 5.0,
+            data_wait: 0.0,
             seconds: step as f64 * 2.0,
         }
     }

@@ -142,6 +142,34 @@ pub struct Batch {
     pub groups: Vec<SparseIds>,
 }
 
+impl Batch {
+    /// A batch of the same size without a real row.
+    pub fn padding(&self) -> Batch {
+        let zeros = |n: usize| vec![0.0; n];
+        let empty = |s: &SparseIds| SparseIds {
+            ids: vec![0; s.ids.len()],
+            order: vec![0; s.order.len()],
+            segments: vec![0; s.segments.len()],
+            unique: vec![NO_ROW; s.unique.len()],
+            offsets: vec![0; s.offsets.len()],
+            scale: vec![0.0; s.scale.len()],
+            n_unique: 0,
+        };
+        Batch {
+            rows: 0,
+            capacity: self.capacity,
+            numeric: zeros(self.numeric.len()),
+            ids: vec![0; self.ids.len()],
+            labels: zeros(self.labels.len()),
+            weights: zeros(self.weights.len()),
+            lists: vec![],
+            group_ids: vec![],
+            passed: vec![],
+            groups: self.groups.iter().map(empty).collect(),
+        }
+    }
+}
+
 /// Builds batches, reusing the memory of those that come back through [`BatchBuilder::recycle`].
 #[derive(Debug)]
 pub struct BatchBuilder {

@@ -3,6 +3,7 @@
 //! The public path is `train::metrics`; the code sits on this floor because the synthetic click log
 //! reports the same figures of its planted truth, and a room imports only from rooms below it.
 
+use super::batch::Batch;
 use serde::{Deserialize, Serialize};
 
 /// Metrics of one evaluated set. `None` (JSON `null`) where the quantity is undefined.
@@ -21,6 +22,48 @@ pub struct Metrics {
     pub auc: Option<f64>,
     /// Σ p̂ / Σ y; undefined when Σ y = 0.
     pub calibration: Option<f64>,
+}
+
+/// AUC within groups (a user's impressions, a query's results): the mean over groups, weighted by their rows, of the
+/// groups that have both classes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupedAuc {
+    /// The mean; undefined if no group has both classes.
+    pub auc: Option<f64>,
+    /// Groups with both classes.
+    pub groups: u64,
+    /// Groups of one class, which are left out.
+    pub groups_left_out: u64,
+    /// Rows in groups with both classes.
+    pub rows: u64,
+}
+
+/// Calibration of the rows whose score lies in one tenth of all scores. A row belongs to the tenth of the number of rows
+/// with a lower score: rows of equal score stay together, and a tenth may then be empty, and is left out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decile {
+    /// Which tenth, from 1, the lowest scores.
+    pub decile: u8,
+    /// Rows.
+    pub rows: u64,
+    /// Weighted mean of p̂.
+    pub predicted: f64,
+    /// Weighted mean of y.
+    pub observed: f64,
+}
+
+/// [`Metrics`] with what is told once rather than after every evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Detail {
+    /// The figures of the whole set.
+    #[serde(flatten)]
+    pub metrics: Metrics,
+    /// AUC within groups, where rows have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grouped: Option<GroupedAuc>,
+    /// Calibration by decile of the score, from the lowest; empty where a score is NaN.
+    #[serde(default)]
+    pub deciles: Vec<Decile>,
 }
 
 /// ln(1 + eˣ) without overflow for any x.
@@ -54,6 +97,8 @@ pub struct MetricsAccumulator {
     /// (order-preserving image of the logit, weight) of the rows of each class.
     positive: Vec<(u32, f32)>,
     negative: Vec<(u32, f32)>,
+    /// Group, image of the logit, weight, label of each row that has a group.
+    grouped: Vec<(u64, u32, f32, bool)>,
 }
 
 impl MetricsAccumulator {
@@ -74,6 +119,16 @@ impl MetricsAccumulator {
             if w > 0.0 {
                 self.push_row(s, y >= 0.5, w);
             }
+        }
+    }
+
+    /// Adds the real rows of a batch, with their weights and groups.
+    pub fn push_batch(&mut self, logits: &[f32], batch: &Batch) {
+        let n = batch.rows;
+        let (labels, weights) = (&batch.labels[..n], &batch.weights[..n]);
+        self.push(logits, labels, Some(weights));
+        for (i, &group) in batch.group_ids.iter().take(n).enumerate().filter(|(i, _)| weights[*i] > 0.0) {
+            self.grouped.push((group, rank_key(logits[i]), weights[i], labels[i] >= 0.5));
         }
     }
 
@@ -103,6 +158,15 @@ impl MetricsAccumulator {
         self.sum_w += other.sum_w;
         self.positive.extend(other.positive);
         self.negative.extend(other.negative);
+        self.grouped.extend(other.grouped);
+    }
+
+    /// The metrics of everything pushed, with AUC by group and calibration by decile.
+    pub fn finish_detail(mut self) -> Detail {
+        let grouped = std::mem::take(&mut self.grouped);
+        let deciles = if self.nan { vec![] } else { deciles(&self.positive, &self.negative) };
+        let grouped = (!grouped.is_empty() && !self.nan).then(|| grouped_auc(grouped));
+        Detail { metrics: self.finish(), grouped, deciles }
     }
 
     /// The metrics of everything pushed. A NaN logit leaves every figure but the counts undefined.
@@ -133,6 +197,64 @@ pub fn evaluate(logits: &[f32], labels: &[f32], weights: Option<&[f32]>) -> Metr
 fn rank_key(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits(); // −0 + 0 = +0
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+}
+
+/// The logit of an image.
+fn logit_of(key: u32) -> f32 {
+    f32::from_bits(if key >> 31 == 1 { key & !(1 << 31) } else { !key })
+}
+
+fn deciles(positive: &[(u32, f32)], negative: &[(u32, f32)]) -> Vec<Decile> {
+    let mut all: Vec<(u32, f32, bool)> =
+        positive.iter().map(|e| (e.0, e.1, true)).chain(negative.iter().map(|e| (e.0, e.1, false))).collect();
+    all.sort_unstable_by_key(|e| (e.0, e.2, e.1.to_bits()));
+    let n = all.len();
+    // rows, Σ w·p̂, Σ w·y, Σ w
+    let mut sums = [(0u64, 0.0f64, 0.0f64, 0.0f64); 10];
+    let mut first = 0;
+    for (i, &(key, w, y)) in all.iter().enumerate() {
+        if key != all[first].0 {
+            first = i;
+        }
+        let s = &mut sums[first * 10 / n];
+        let w = f64::from(w);
+        s.0 += 1;
+        s.1 += w * sigmoid(f64::from(logit_of(key)));
+        s.2 += if y { w } else { 0.0 };
+        s.3 += w;
+    }
+    let one = |(i, s): (usize, &(u64, f64, f64, f64))| Decile {
+        decile: i as u8 + 1,
+        rows: s.0,
+        predicted: s.1 / s.3,
+        observed: s.2 / s.3,
+    };
+    sums.iter().enumerate().filter(|(_, s)| s.0 > 0).map(one).collect()
+}
+
+fn grouped_auc(mut rows: Vec<(u64, u32, f32, bool)>) -> GroupedAuc {
+    rows.sort_unstable_by_key(|r| (r.0, r.1, r.3, r.2.to_bits()));
+    let mut out = GroupedAuc { auc: None, groups: 0, groups_left_out: 0, rows: 0 };
+    let (mut sum, mut weight) = (0.0f64, 0.0f64);
+    let (mut positive, mut negative) = (vec![], vec![]);
+    for group in rows.chunk_by(|a, b| a.0 == b.0) {
+        positive.clear();
+        negative.clear();
+        for &(_, key, w, y) in group {
+            if y { positive.push((key, w)) } else { negative.push((key, w)) }
+        }
+        if positive.is_empty() || negative.is_empty() {
+            out.groups_left_out += 1;
+            continue;
+        }
+        let w: f64 = group.iter().map(|r| f64::from(r.2)).sum();
+        sum += w * auc(&mut positive, &mut negative);
+        weight += w;
+        out.groups += 1;
+        out.rows += group.len() as u64;
+    }
+    out.auc = (out.groups > 0).then(|| sum / weight);
+    out
 }
 
 /// Σ over pairs of w⁺·w⁻·(1 if s⁺ > s⁻, ½ if equal) / Σ w⁺ · Σ w⁻, by merging the sorted classes.
@@ -225,6 +347,93 @@ mod tests {
             prop_assert_eq!(got.auc, want.auc);
             prop_assert!((got.logloss - want.logloss).abs() < 1e-12);
         }
+    }
+
+    fn batch(y: &[f32], w: &[f32], groups: &[u64]) -> Batch {
+        // padding follows, and counts for nothing
+        let pad = |v: &[f32]| [v, &[1.0, 0.0]].concat();
+        Batch {
+            rows: y.len(),
+            capacity: y.len() + 2,
+            labels: pad(y),
+            weights: pad(w),
+            group_ids: groups.to_vec(),
+            ..Batch::default()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn grouped_auc_and_deciles_equal_their_definitions(
+            rows in prop::collection::vec((-3i8..3, any::<bool>(), 0u8..4, 0u64..6), 1..60),
+            cut in 0usize..60,
+        ) {
+            let s: Vec<f32> = rows.iter().map(|r| f32::from(r.0) * 0.5).collect();
+            let y: Vec<f32> = rows.iter().map(|r| f32::from(u8::from(r.1))).collect();
+            let w: Vec<f32> = rows.iter().map(|r| f32::from(r.2) * 0.25).collect();
+            let g: Vec<u64> = rows.iter().map(|r| r.3).collect();
+            let cut = cut.min(s.len());
+            let mut acc = MetricsAccumulator::new();
+            acc.push_batch(&s[..cut], &batch(&y[..cut], &w[..cut], &g[..cut]));
+            let mut rest = MetricsAccumulator::new();
+            rest.push_batch(&s[cut..], &batch(&y[cut..], &w[cut..], &g[cut..]));
+            acc.merge(rest);
+            let d = acc.finish_detail();
+            prop_assert_eq!(&d.metrics.auc, &evaluate(&s, &y, Some(&w)).auc);
+
+            let real: Vec<usize> = (0..s.len()).filter(|&i| w[i] > 0.0).collect();
+            let (mut sum, mut total, mut left_out, mut counted) = (0.0, 0.0, 0, 0);
+            for group in 0..6 {
+                let mine: Vec<usize> = real.iter().copied().filter(|&i| g[i] == group).collect();
+                let pick = |v: &[f32]| mine.iter().map(|&i| v[i]).collect::<Vec<f32>>();
+                let weight: f64 = pick(&w).iter().map(|v| f64::from(*v)).sum();
+                match auc_by_pairs(&pick(&s), &pick(&y), &pick(&w)) {
+                    Some(a) => {
+                        sum += weight * a;
+                        total += weight;
+                        counted += 1;
+                    }
+                    None => left_out += u64::from(!mine.is_empty()),
+                }
+            }
+            match d.grouped {
+                None => prop_assert!(real.is_empty()),
+                Some(got) => {
+                    prop_assert_eq!((got.groups, got.groups_left_out), (counted, left_out));
+                    prop_assert_eq!(got.auc.is_some(), counted > 0);
+                    if let Some(a) = got.auc {
+                        prop_assert!((a - sum / total).abs() < 1e-9);
+                    }
+                }
+            }
+            let mut want = vec![(0u64, 0.0, 0.0, 0.0); 10];
+            for &i in &real {
+                let lower = real.iter().filter(|&&j| s[j] < s[i]).count();
+                let (x, v) = (&mut want[lower * 10 / real.len()], f64::from(w[i]));
+                *x = (x.0 + 1, x.1 + v * sigmoid(f64::from(s[i])), x.2 + v * f64::from(y[i]), x.3 + v);
+            }
+            let want: Vec<_> = want.iter().enumerate().filter(|(_, x)| x.0 > 0).collect();
+            prop_assert_eq!(d.deciles.len(), want.len());
+            for (got, (i, x)) in d.deciles.iter().zip(want) {
+                prop_assert_eq!((usize::from(got.decile), got.rows), (i + 1, x.0));
+                prop_assert!((got.predicted - x.1 / x.3).abs() < 1e-9 && (got.observed - x.2 / x.3).abs() < 1e-9);
+            }
+        }
+    }
+
+    #[test]
+    fn images_of_logits_come_back() {
+        for x in [0.0, 1.5, -1.5, f32::MIN_POSITIVE, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(logit_of(rank_key(x)), x);
+        }
+        let ten: Vec<f32> = (0..20).map(|i| i as f32 - 10.0).collect();
+        let mut acc = MetricsAccumulator::new();
+        acc.push(&ten, &[1.0; 20], None);
+        let d = acc.finish_detail();
+        assert!(d.grouped.is_none() && d.deciles.iter().all(|x| x.rows == 2 && x.observed == 1.0));
+        assert_eq!(d.deciles.len(), 10);
+        let back: Detail = serde_json::from_str(&serde_json::to_string(&d).unwrap()).unwrap();
+        assert_eq!(back, d);
     }
 
     #[test]

@@ -27,6 +27,23 @@ pub struct CpuProgram<T> {
     times: Option<Vec<Duration>>,
 }
 
+/// A value with numbers that are not finite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BadValue {
+    /// Its name, or the operation that made it and where, with its shape.
+    pub tensor: String,
+    /// The operation that made it.
+    pub op: &'static str,
+    /// Where that stands in the model; a quote marks the backward pass.
+    pub scope: String,
+    /// The computed value or state with the largest number that the operation read, and that number.
+    pub largest: Option<(String, f64)>,
+    /// Numbers that are not finite.
+    pub bad: usize,
+    /// Of how many.
+    pub of: usize,
+}
+
 enum InputBuffer<T> {
     F(Vec<T>),
     U(Vec<u32>),
@@ -202,6 +219,54 @@ impl<T: Real> CpuProgram<T> {
             }
         }
         None
+    }
+
+    /// Executes nodes up to the first that makes a number that is not finite, or that would update a state: what came
+    /// first to be not finite, if anything did.
+    pub fn first_bad(&mut self, state: &mut CpuState<T>) -> Option<BadValue> {
+        for at in 0..self.plan.order.len() {
+            let n = self.plan.order[at];
+            if !self.graph.nodes[n].op.mutates().is_empty() {
+                return None;
+            }
+            self.run_some(state, at, &mut || true);
+            let node = &self.graph.nodes[n];
+            for t in &node.outputs {
+                let Some(b) = self.plan.buffer_of.get(&t.index()) else { continue };
+                let values = &self.buffers[*b][..t.shape().len()];
+                let bad = values.iter().filter(|x| !x.f64().is_finite()).count();
+                if bad > 0 {
+                    return Some(BadValue {
+                        largest: self.largest_input(state, n),
+                        tensor: self.graph.describe(*t),
+                        op: node.op.name(),
+                        scope: node.scope.to_string(),
+                        bad,
+                        of: values.len(),
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    /// The input of a node with the largest number, and that number; of those that it has not overwritten.
+    fn largest_input(&self, state: &CpuState<T>, n: usize) -> Option<(String, f64)> {
+        let node = &self.graph.nodes[n];
+        let gone = self.plan.in_place.get(&n).map(|(i, _)| *i);
+        let mut best: Option<(String, f64)> = None;
+        for (_, t) in node.inputs.iter().enumerate().filter(|(i, _)| Some(*i) != gone) {
+            let values = match &self.graph.values[t.index()].source {
+                Source::Node(..) => &self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()],
+                Source::State(name) => state.values.get(name).map_or(&[][..], Vec::as_slice),
+                Source::Input(_) | Source::Const(_) => continue,
+            };
+            let top = values.iter().fold(0f64, |m, x| m.max(x.f64().abs()));
+            if best.as_ref().is_none_or(|b| top > b.1) {
+                best = Some((self.graph.describe(*t), top));
+            }
+        }
+        best
     }
 
     /// The value of a kept tensor, or of an input.

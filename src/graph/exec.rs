@@ -7,6 +7,7 @@ use super::plan::Plan;
 use super::{Graph, Tensor};
 use crate::gpu::{Gpu, GpuError};
 use crate::ops::{GpuCaps, MatmulChoice};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Where graphs run.
@@ -97,6 +98,23 @@ impl State {
                 Ok(())
             }
             State::Gpu(s) => s.set(name, data),
+        }
+    }
+
+    /// The values for reading: on the CPU as they stand, from a device as copies.
+    ///
+    /// # Panics
+    /// If one does not exist.
+    pub async fn view(&self, names: &[&str]) -> Result<Vec<Cow<'_, [f32]>>, GpuError> {
+        match self {
+            State::Cpu(s) => Ok(names
+                .iter()
+                .map(|n| {
+                    let v = s.values.get(*n).unwrap_or_else(|| panic!("no state named {n}"));
+                    Cow::Borrowed(v.as_slice())
+                })
+                .collect()),
+            State::Gpu(s) => Ok(s.get(names).await?.into_iter().map(Cow::Owned).collect()),
         }
     }
 

@@ -219,6 +219,45 @@ impl Graph {
         self.scope = scope;
     }
 
+    /// Appends another graph. States are shared by name with those that are there already; inputs are renamed by
+    /// `rename`. Returns where each of the other's values is now.
+    pub fn append(&mut self, other: &Graph, rename: impl Fn(&str) -> String) -> Vec<Tensor> {
+        let mut at: Vec<Option<Tensor>> = vec![None; other.values.len()];
+        let known: std::collections::HashMap<String, Tensor> = self
+            .values
+            .iter()
+            .enumerate()
+            .filter_map(|(i, v)| match &v.source {
+                Source::State(n) => Some((n.clone(), Tensor { id: i as u32, shape: v.shape })),
+                _ => None,
+            })
+            .collect();
+        for (i, v) in other.values.iter().enumerate() {
+            at[i] = match &v.source {
+                Source::Input(n) => {
+                    let n = rename(n);
+                    Some(self.named(&n, v.shape, v.dtype, Source::Input(n.clone())))
+                }
+                Source::State(n) => Some(known.get(n).copied().unwrap_or_else(|| self.state(n, v.shape))),
+                Source::Const(c) => {
+                    Some(self.add_value(v.shape, v.dtype, Source::Const(c.clone()), v.name.clone()))
+                }
+                Source::Node(..) => None,
+            };
+        }
+        for node in &other.nodes {
+            let moved = |t: &Tensor| at[t.index()].expect("nodes come in order").reshaped(t.shape);
+            let inputs: Vec<Tensor> = node.inputs.iter().map(moved).collect();
+            self.set_scope(Some(node.scope.clone()));
+            for (old, new) in node.outputs.iter().zip(self.push_arc(node.op.clone(), &inputs)) {
+                self.values[new.index()].name.clone_from(&other.values[old.index()].name);
+                at[old.index()] = Some(new);
+            }
+        }
+        self.set_scope(None);
+        at.into_iter().map(|t| t.expect("every value has a source")).collect()
+    }
+
     /// Gives a value a name for reports and errors.
     pub fn name(&mut self, t: Tensor, name: impl Into<String>) -> Tensor {
         self.values[t.index()].name = Some(name.into());

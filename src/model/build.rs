@@ -1,8 +1,8 @@
 //! The whole model: features, stack, head (math.md sections 1, 3, 4, 6).
 
-use super::config::{ConfigError, LayerPlan, ModelConfig, ResidualMode};
+use super::config::{ConfigError, LayerPlan, ModelConfig, ResidualMode, TrainConfig};
 use super::layer::shortcut_layer;
-use super::params::{AttentionProbe, Builder, Init, Kind, Param};
+use super::params::{AttentionProbe, Builder, Dropouts, Init, Kind, Param};
 use super::residual::{Coefficients, collapse, expand, stream_layer};
 use crate::graph::{Graph, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
@@ -75,8 +75,12 @@ pub struct Model {
     pub params: Vec<Param>,
     /// Logits `[B]`.
     pub logits: Tensor,
-    /// Weighted mean cross-entropy `[1]`.
+    /// Weighted mean cross-entropy `[1]`: `loss_sum / weight_sum`.
     pub loss: Tensor,
+    /// Σ w·ce `[1]`.
+    pub loss_sum: Tensor,
+    /// Σ w `[1]`, kept above zero.
+    pub weight_sum: Tensor,
     /// X0 `[B, m, d]`.
     pub x0: Tensor,
     /// Coefficients of each layer (`hc`, `mhc`).
@@ -89,10 +93,23 @@ pub struct Model {
     pub plans: Vec<LayerPlan>,
     /// Queries and keys of every attention.
     pub attentions: Vec<AttentionProbe>,
-    /// Index inputs of each table's gradient; empty in a forward-only graph.
+    /// Index inputs of each table's gradient; empty where [`BuildOptions::index`] is off.
     pub sparse: Vec<SparseInputs>,
+    /// What is gathered from each table.
+    pub gathers: Vec<Gathered>,
     /// Batch size.
     pub batch: usize,
+}
+
+/// What was looked up in a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Gathered {
+    /// `[B, slots, width]`, before any projection.
+    pub tensor: Tensor,
+    /// Ids in a batch, at most.
+    pub ids: usize,
+    /// Whether an id's gradient has a factor (a mean of several).
+    pub scaled: bool,
 }
 
 /// Names of the graph inputs of table `i`.
@@ -125,8 +142,47 @@ pub fn table_inputs(i: usize) -> TableInputs {
     }
 }
 
-/// Builds the model for a static batch size; `train` adds the inputs that gradients need. `log_odds` starts the head's last bias: the log-odds of the
-/// training click rate.
+/// How a model is built, beside its shape.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BuildOptions {
+    /// Adds the inputs that the gradients of the tables need.
+    pub index: bool,
+    /// Standard deviation of the embeddings at the start.
+    pub embedding_std: f64,
+    /// Start of the head's last bias: the log-odds of the training click rate.
+    pub log_odds: f64,
+    /// Probability of leaving out an element of an embedding.
+    pub embedding_dropout: f64,
+    /// Probability of leaving out a hidden unit of an MLP.
+    pub mlp_dropout: f64,
+    /// How far labels are drawn towards 1/2.
+    pub label_smoothing: f64,
+    /// What rows with label 1 weigh, times their own weight.
+    pub positive_weight: f64,
+}
+
+impl BuildOptions {
+    /// The model as it predicts, or with `train` as it is trained: with dropout, smoothed labels and class weights.
+    /// `log_odds` are those of the training click rate; class weights move them.
+    pub fn new(t: &TrainConfig, train: bool, log_odds: f64) -> Self {
+        let only = |v: f64| if train { v } else { 0.0 };
+        BuildOptions {
+            index: train && t.accumulate == 1,
+            embedding_std: t.embedding_init,
+            log_odds: log_odds + t.positive_weight.ln(),
+            embedding_dropout: only(t.embedding_dropout),
+            mlp_dropout: only(t.mlp_dropout),
+            label_smoothing: only(t.label_smoothing),
+            positive_weight: if train { t.positive_weight } else { 1.0 },
+        }
+    }
+}
+
+/// Name of the graph input with the key of a step's dropouts.
+pub const DROPOUT: &str = "dropout";
+
+/// Builds the model for a static batch size, without dropout and class weights; `train` adds the inputs that gradients
+/// need. `log_odds` starts the head's last bias: the log-odds of the training click rate.
 pub fn model(
     cfg: &ModelConfig,
     features: &FeatureSpec,
@@ -135,13 +191,35 @@ pub fn model(
     embedding_std: f64,
     log_odds: f64,
 ) -> Result<Model, ConfigError> {
+    let options = BuildOptions {
+        index: train,
+        embedding_std,
+        log_odds,
+        ..BuildOptions::new(&TrainConfig::default(), false, 0.0)
+    };
+    model_with(cfg, features, batch, &options)
+}
+
+/// Builds the model for a static batch size.
+pub fn model_with(
+    cfg: &ModelConfig,
+    features: &FeatureSpec,
+    batch: usize,
+    options: &BuildOptions,
+) -> Result<Model, ConfigError> {
     let plans = cfg.resolve(features.slots(cfg))?;
     let d = cfg.width;
     let mut g = Graph::new();
     let mut b = Builder::new(&mut g);
 
+    if options.embedding_dropout > 0.0 || options.mlp_dropout > 0.0 {
+        let key = b.g.input_ids(DROPOUT, [2]);
+        b.dropouts = Some(Dropouts { key, mlp: options.mlp_dropout, sites: 0 });
+    }
+
     let mut sparse = vec![];
-    let x0 = x0(&mut b, cfg, features, batch, embedding_std, train.then_some(&mut sparse));
+    let mut gathers = vec![];
+    let x0 = x0(&mut b, cfg, features, batch, options, &mut sparse, &mut gathers);
     let mut coefficients = vec![];
     let mut contributions = vec![];
     let mut states = vec![];
@@ -181,11 +259,28 @@ pub fn model(
     });
     let last = format!("head.b{}", cfg.head.hidden.len());
     let bias = b.params.iter_mut().find(|p| p.name == last).expect("the head has a last bias");
-    bias.init = Init::Const(log_odds);
+    bias.init = Init::Const(options.log_odds);
 
     // Σ w·(softplus(s) − y·s) / Σ w
     let (y, w) = (b.g.input("label", [batch]), b.g.input("weight", [batch]));
-    let loss = b.scoped("loss", |b| {
+    let (loss, loss_sum, weight_sum) = b.scoped("loss", |b| {
+        let w = match options.positive_weight {
+            1.0 => w,
+            // w·(1 + (p − 1)·y)
+            p => {
+                let mut e = Expr::input(0);
+                let y_ = e.arg(1);
+                let (one, more) = (e.num(1.0), e.num(p - 1.0));
+                let f = e.bin(Bin::Mul, more, y_);
+                let f = e.bin(Bin::Add, one, f);
+                let f = e.bin(Bin::Mul, 0, f);
+                b.g.map(e.finish(f), &[w, y])
+            }
+        };
+        let y = match options.label_smoothing {
+            0.0 => y,
+            s => b.g.affine(y, 1.0 - s, 0.5 * s),
+        };
         let mut e = Expr::input(0);
         let (y_, w_) = (e.arg(1), e.arg(2));
         let sp = e.un(Un::Softplus, 0);
@@ -194,7 +289,12 @@ pub fn model(
         let wce = e.bin(Bin::Mul, w_, ce);
         let ce = b.g.map(e.finish(wce), &[logits, y, w]);
         let (ce, w) = (b.g.sum_all(ce), b.g.sum_all(w));
-        b.g.div(ce, w)
+        // rows that all weigh nothing have no loss, rather than 0/0
+        let mut e = Expr::input(0);
+        let least = e.num(1e-20);
+        let w_ = e.bin(Bin::Max, 0, least);
+        let w = b.g.map(e.finish(w_), &[w]);
+        (b.g.div(ce, w), ce, w)
     });
     let (params, attentions) = (b.params, b.attentions);
     Ok(Model {
@@ -202,6 +302,8 @@ pub fn model(
         params,
         logits,
         loss,
+        loss_sum,
+        weight_sum,
         x0,
         coefficients,
         contributions,
@@ -209,6 +311,7 @@ pub fn model(
         plans,
         attentions,
         sparse,
+        gathers,
         batch,
     })
 }
@@ -219,8 +322,9 @@ fn x0(
     cfg: &ModelConfig,
     features: &FeatureSpec,
     batch: usize,
-    std: f64,
-    mut sparse: Option<&mut Vec<SparseInputs>>,
+    options: &BuildOptions,
+    sparse: &mut Vec<SparseInputs>,
+    gathers: &mut Vec<Gathered>,
 ) -> Tensor {
     let d = cfg.width;
     let mut slots = vec![];
@@ -233,17 +337,19 @@ fn x0(
     }
     // (slot, its place among the outputs of a table)
     let mut order: Vec<(usize, Tensor, usize)> = vec![];
+    let mut embedded = vec![];
     for (i, t) in features.tables.iter().enumerate() {
         let rows: usize = t.columns.iter().map(|c| c.1).sum();
         let kind = Kind::Embedding(t.columns.clone());
         let width = t.width.unwrap_or(d);
-        let table = b.param(&format!("embeddings.{i}"), &[rows, width], Init::Normal(std), kind);
+        let init = Init::Normal(options.embedding_std);
+        let table = b.param(&format!("embeddings.{i}"), &[rows, width], init, kind);
         let names = table_inputs(i);
         let n = t.pooled.map_or(batch * t.columns.len(), |p| p.capacity);
         let outputs = t.outputs();
-        let index = sparse.as_mut().map(|all| {
+        let index = options.index.then(|| {
             let s = SparseInputs::new(b.g, &format!("table{i}"), n, t.pooled.is_some());
-            all.push(s);
+            sparse.push(s);
             s
         });
         let mut y = b.scoped("embeddings", |b| match t.pooled {
@@ -259,6 +365,7 @@ fn x0(
                 y.reshaped([batch, outputs, width])
             }
         });
+        gathers.push(Gathered { tensor: y, ids: n, scaled: t.pooled.is_some() });
         if t.width.is_some_and(|w| w != d) {
             y = b.scoped("projections", |b| {
                 let w = b.weight(&t.columns[0].0, &[width, d], Init::glorot(width, d));
@@ -269,16 +376,22 @@ fn x0(
         for k in 0..outputs {
             order.push((t.slots.get(k).copied().unwrap_or(order.len()), y, k));
         }
-        slots.push(y);
+        embedded.push(y);
     }
-    if order.is_sorted_by_key(|o| o.0) {
-        return if slots.len() == 1 { slots[0] } else { b.g.concat(&slots, 1) };
+    if !order.is_sorted_by_key(|o| o.0) {
+        // Tables that several columns share fill slots that are no neighbours.
+        order.sort_by_key(|o| o.0);
+        let one = |(_, y, k): (usize, Tensor, usize)| if y.dim(1) == 1 { y } else { b.g.slice(y, 1, k, 1) };
+        embedded = order.into_iter().map(one).collect();
     }
-    // Tables that several columns share fill slots that are no neighbours.
-    order.sort_by_key(|o| o.0);
-    slots.truncate(usize::from(features.numeric > 0));
-    for (_, y, k) in order {
-        slots.push(if y.dim(1) == 1 { y } else { b.g.slice(y, 1, k, 1) });
+    if options.embedding_dropout > 0.0 && !embedded.is_empty() {
+        // over all columns at once: how they are packed into tables depends on the device
+        let y = b.scoped("embeddings", |b| {
+            let all = if embedded.len() == 1 { embedded[0] } else { b.g.concat(&embedded, 1) };
+            Dropouts::apply(&mut b.dropouts, b.g, all, options.embedding_dropout)
+        });
+        embedded = vec![y];
     }
-    b.g.concat(&slots, 1)
+    slots.extend(embedded);
+    if slots.len() == 1 { slots[0] } else { b.g.concat(&slots, 1) }
 }

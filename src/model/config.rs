@@ -15,15 +15,17 @@ mod plan;
 mod read;
 #[cfg(test)]
 mod tests;
+mod train;
 mod tree;
 mod validate;
 mod words;
 
 pub use plan::{LayerPlan, ModulePlan};
+pub use train::{Override, TrainConfig};
 pub(crate) use words::Named;
 pub use words::{
     Coefficient, Collapse, ColumnKind, CrossForm, EmbeddingOptimizer, Encoding, Ensemble, Format, Header,
-    Kind, Norm, Numeric, Pooling, ResidualMode, Schedule,
+    Kind, Monitor, Norm, Numeric, Pooling, ResidualMode, Schedule,
 };
 
 /// The largest configuration file that is read, in bytes; anything larger is surely something else.
@@ -361,55 +363,6 @@ pub struct HashConfig {
     pub buckets: usize,
 }
 
-/// `[train]`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TrainConfig {
-    /// Rows a step. Default 512.
-    pub batch: usize,
-    /// Rows a step of evaluation. Default 4096.
-    pub eval_batch: usize,
-    /// Passes over the training file. Default 1.
-    pub epochs: usize,
-    /// Seed of initialisation and row order. Default 1.
-    pub seed: u64,
-    /// Steps between evaluations; 0 = at the end of each epoch only. Default 0.
-    pub eval_every: usize,
-    /// Steps between checkpoints; 0 = only with an evaluation. Default 0.
-    pub checkpoint_every: usize,
-    /// Steps between logged lines; 0 = none. Default 20.
-    pub log_every: usize,
-    /// Steps between diagnoses of the residual stream; 0 = none. Default 20.
-    pub diagnose_every: usize,
-    /// Validation rows, the first of the file, that a diagnosis runs on. Default 64.
-    pub diagnose_rows: usize,
-    /// Evaluations without a better normalized entropy before the run stops; 0 = never. Default 3.
-    pub patience: usize,
-    /// Peak learning rate of AdamW. Default 5e-3.
-    pub lr: f64,
-    /// Default "cosine".
-    pub schedule: Schedule,
-    /// Steps of linear warm-up. Default 20.
-    pub warmup: usize,
-    /// AdamW's decay of the first moment. Default 0.9.
-    pub beta1: f64,
-    /// AdamW's decay of the second moment. Default 0.95.
-    pub beta2: f64,
-    /// AdamW's ε, outside the root. Default 1e-8.
-    pub eps: f64,
-    /// Decoupled weight decay, not on biases, norms, α and embeddings. Default 0.01.
-    pub weight_decay: f64,
-    /// Largest global gradient norm; 0 = no clipping. Default 1.
-    pub clip: f64,
-    /// Default "adagrad".
-    pub embedding: EmbeddingOptimizer,
-    /// Peak learning rate of the embedding rows. Default 0.05.
-    pub embedding_lr: f64,
-    /// ε of the embedding optimiser. Default 1e-8.
-    pub embedding_eps: f64,
-    /// Standard deviation of the embeddings at the start. Default 0.05.
-    pub embedding_init: f64,
-}
-
 impl Default for ModelConfig {
     fn default() -> Self {
         let module = |kind| ModuleConfig { kind: ModuleKind::with_defaults(kind), slots: 0 };
@@ -461,35 +414,6 @@ impl Default for DataConfig {
             indicators: true,
             shuffle_rows: crate::data::order::SHUFFLE_ROWS,
             columns: Vec::new(),
-        }
-    }
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        Self {
-            batch: 512,
-            eval_batch: 4096,
-            epochs: 1,
-            seed: 1,
-            eval_every: 0,
-            checkpoint_every: 0,
-            log_every: 20,
-            diagnose_every: 20,
-            diagnose_rows: 64,
-            patience: 3,
-            lr: 5e-3,
-            schedule: Schedule::Cosine,
-            warmup: 20,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.01,
-            clip: 1.0,
-            embedding: EmbeddingOptimizer::Adagrad,
-            embedding_lr: 0.05,
-            embedding_eps: 1e-8,
-            embedding_init: 0.05,
         }
     }
 }

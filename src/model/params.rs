@@ -100,6 +100,30 @@ pub struct AttentionProbe {
     pub heads: usize,
 }
 
+/// Dropout in a model under construction.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropouts {
+    /// The step's key, see [`crate::ops::dropout::key`].
+    pub key: Tensor,
+    /// Probability of leaving out a hidden unit of an MLP.
+    pub mlp: f64,
+    /// Dropouts made so far.
+    pub sites: u32,
+}
+
+impl Dropouts {
+    /// The next dropout, if it leaves out anything at all.
+    pub fn apply(this: &mut Option<Self>, g: &mut Graph, x: Tensor, p: f64) -> Tensor {
+        match this {
+            Some(d) if p > 0.0 => {
+                d.sites += 1;
+                g.dropout(x, d.key, p, d.sites - 1)
+            }
+            _ => x,
+        }
+    }
+}
+
 /// The graph under construction, with its parameters and the current name prefix.
 pub struct Builder<'a> {
     /// The graph.
@@ -108,13 +132,15 @@ pub struct Builder<'a> {
     pub params: Vec<Param>,
     /// Queries and keys of the attentions built so far, for diagnosis.
     pub attentions: Vec<AttentionProbe>,
+    /// Dropout, where there is any.
+    pub dropouts: Option<Dropouts>,
     prefix: Vec<String>,
 }
 
 impl<'a> Builder<'a> {
     /// Starts on a graph.
     pub fn new(g: &'a mut Graph) -> Self {
-        Builder { g, params: vec![], attentions: vec![], prefix: vec![] }
+        Builder { g, params: vec![], attentions: vec![], dropouts: None, prefix: vec![] }
     }
 
     /// Runs `f` with `name` as the next part of parameter names and scopes.
@@ -168,7 +194,8 @@ impl<'a> Builder<'a> {
         self.g.layer_norm(x, gamma, beta)
     }
 
-    /// An MLP with biases: `w0, b0, w1, b1, …`, ReLU between layers, and after the last if `last_relu`.
+    /// An MLP with biases: `w0, b0, w1, b1, …`, ReLU between layers, and after the last if `last_relu`; dropout after
+    /// each ReLU.
     /// `x[rows, in]` → `[rows, widths.last()]`.
     pub fn mlp(&mut self, x: Tensor, widths: &[usize], last_relu: bool) -> Tensor {
         let mut x = x;
@@ -182,6 +209,8 @@ impl<'a> Builder<'a> {
             x = self.g.add(x, bias);
             if relu {
                 x = self.g.relu(x);
+                let p = self.dropouts.map_or(0.0, |d| d.mlp);
+                x = Dropouts::apply(&mut self.dropouts, self.g, x, p);
             }
         }
         x

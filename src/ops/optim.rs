@@ -3,7 +3,8 @@
 //! g' = g·min(1, clip/√norm2); m = β1·m + (1−β1)·g'; v = β2·v + (1−β2)·g'²;
 //! θ −= lr·( (m/(1−β1^t)) / (√(v/(1−β2^t)) + ε) + decay·θ ), with the old θ on the right.
 //!
-//! What changes from step to step is one small float input, [`hyper`]; what does not is in the operation.
+//! What changes from step to step is one small float input, [`hyper`]; what does not is in the operation. A norm2 below
+//! 0 means that the step is to be left out ([`super::guard`]): nothing changes.
 
 use super::copy::{typed, unit, words};
 
@@ -17,11 +18,12 @@ use crate::par::*;
 pub const HYPER: usize = 8;
 
 /// The `hyper` input of every optimiser operation, for update number `t` (from 1): learning rate,
-/// 1 − β1^t, 1 − β2^t, largest gradient norm (0 = no clipping), learning rate of embeddings, zeros.
+/// 1 − β1^t, 1 − β2^t, largest gradient norm (0 = no clipping), learning rate of embeddings, the two halves of t
+/// (t mod 65536, t / 65536), zero.
 /// Computed in f64: in f32, 1 − 0.999^t has lost half of its digits at t = 1.
 pub fn hyper(lr: f64, embedding_lr: f64, beta1: f64, beta2: f64, t: u64, clip: f64) -> [f64; HYPER] {
     let bias = |beta: f64| -f64::exp_m1(t as f64 * beta.ln());
-    [lr, bias(beta1), bias(beta2), clip, embedding_lr, 0.0, 0.0, 0.0]
+    [lr, bias(beta1), bias(beta2), clip, embedding_lr, (t & 0xFFFF) as f64, (t >> 16) as f64, 0.0]
 }
 
 /// What stays the same over a run.
@@ -35,11 +37,13 @@ pub struct Adam {
     pub eps: f64,
     /// Decoupled weight decay, scaled by the learning rate.
     pub decay: f64,
+    /// Factor of the learning rate.
+    pub lr_scale: f64,
 }
 
 impl Default for Adam {
     fn default() -> Self {
-        Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.0 }
+        Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.0, lr_scale: 1.0 }
     }
 }
 
@@ -47,6 +51,11 @@ impl Default for Adam {
 pub(crate) fn clip_factor<T: Real>(hyper: &[T], norm2: &[T]) -> T {
     let (clip, n) = (hyper[3], norm2[0]);
     if clip > T::ZERO && n > clip * clip { clip / n.sqrt() } else { T::ONE }
+}
+
+/// Whether [`super::guard`] has found the step bad.
+pub(crate) fn left_out<T: Real>(norm2: &[T]) -> bool {
+    norm2[0] < T::ZERO
 }
 
 /// The numbers of one step in the executor's precision.
@@ -68,7 +77,7 @@ impl Adam {
     pub(crate) fn step<T: Real>(&self, hyper: &[T], lr: usize, norm2: &[T]) -> Step<T> {
         Step {
             factor: clip_factor(hyper, norm2),
-            lr: hyper[lr],
+            lr: hyper[lr] * T::of(self.lr_scale),
             bias1: hyper[1],
             bias2: hyper[2],
             beta1: T::of(self.beta1),
@@ -116,6 +125,7 @@ impl Adam {
             f(1.0 - self.beta2),
             f(self.eps),
             f(self.decay),
+            f(self.lr_scale),
         ];
         Kernel {
             label: label.into(),
@@ -150,6 +160,9 @@ impl AdamW {
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         const CHUNK: usize = 8192;
         let (theta, m, v) = (c.state(0), c.state(1), c.state(2));
+        if left_out(c.input(5)) {
+            return;
+        }
         let step = self.0.step(c.input(4), 0, c.input(5));
         theta
             .par_chunks_mut(CHUNK)
@@ -302,7 +315,7 @@ pub(crate) mod tests {
                     let grad = g.constant([n], noise(n, 4));
                     let n2 = g.sum_squares(&[grad]);
                     let h = g.constant([HYPER], hyper(0.01, 0.0, 0.9, 0.95, 3, clip).to_vec());
-                    let o = Adam { decay: 0.1, ..Adam::default() };
+                    let o = Adam { decay: 0.1, lr_scale: 0.5, ..Adam::default() };
                     g.adamw(o, t, m, v, grad, h, n2);
                 },
                 &[("t", noise(n, 1)), ("m", noise(n, 2)), ("v", squares)],

@@ -8,7 +8,7 @@
 
 use super::copy::{typed, unit, words};
 use super::cpu::rows_per_task;
-use super::optim::{Adam, HYPER, adam, clip_factor};
+use super::optim::{Adam, HYPER, adam, clip_factor, left_out};
 use super::real::dot;
 use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
@@ -80,6 +80,9 @@ impl RowAdagrad {
         let (table, acc) = (c.state(0), c.state(1));
         let (grad, unique) = (c.input(2), c.ids(3));
         let (hyper, norm2) = (c.input(4), c.input(5));
+        if left_out(norm2) {
+            return;
+        }
         let (factor, lr, eps) = (clip_factor(hyper, norm2), hyper[4], T::of(self.eps));
         let d = table.len() / acc.len();
         let mean = factor * factor / T::of(d as f64);
@@ -168,6 +171,9 @@ impl LazyAdam {
     fn run<T: Real>(&self, c: &mut Cpu<'_, T>) {
         let (table, m, v) = (c.state(0), c.state(1), c.state(2));
         let (grad, unique) = (c.input(3), c.ids(6));
+        if left_out(c.input(5)) {
+            return;
+        }
         let step = self.0.step(c.input(4), 4, c.input(5));
         let d = grad.len() / unique.len();
         for_rows(

@@ -31,6 +31,14 @@ const CHUNK: usize = 1 << 16;
 pub struct CheckpointError {
     path: String,
     message: String,
+    damaged: bool,
+}
+
+impl CheckpointError {
+    /// Whether the file itself is broken, rather than one of another model.
+    pub fn is_damaged(&self) -> bool {
+        self.damaged
+    }
 }
 
 impl fmt::Display for CheckpointError {
@@ -98,7 +106,8 @@ pub struct Checkpoint {
 
 /// Writes tensors, atomically: a crash leaves the old file.
 pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<(), CheckpointError> {
-    let fail = |message: String| CheckpointError { path: path.display().to_string(), message };
+    let fail =
+        |message: String| CheckpointError { path: path.display().to_string(), message, damaged: false };
     let (text, sorted) = head(tensors, meta).map_err(fail)?;
     let write = |w: &mut io::BufWriter<File>| write_whole(w, &text, &sorted);
     write_atomic(path, write).map_err(|e| match e {
@@ -109,7 +118,7 @@ pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Re
 
 /// The bytes of the file that [`save`] writes.
 pub fn to_bytes(tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<Vec<u8>, CheckpointError> {
-    let fail = |message: String| CheckpointError { path: "checkpoint".into(), message };
+    let fail = |message: String| CheckpointError { path: "checkpoint".into(), message, damaged: false };
     let (text, sorted) = head(tensors, meta).map_err(fail)?;
     let mut bytes = vec![];
     write_whole(&mut bytes, &text, &sorted).map_err(|e| fail(e.to_string()))?;
@@ -120,6 +129,25 @@ fn write_whole(w: &mut impl Write, text: &str, sorted: &[&TensorRef<'_>]) -> io:
     w.write_all(&(text.len() as u64).to_le_bytes())?;
     w.write_all(text.as_bytes())?;
     sorted.iter().try_for_each(|t| write_f32(&mut |bytes| w.write_all(bytes), t.data))
+}
+
+/// Metadata: the checksum of the header, which [`head_hash`] makes. `xxh3` is that of the data.
+const HEAD: &str = "xxh3_head";
+
+/// A checksum of metadata (in the order of their keys, without this checksum) and of names and shapes (in the
+/// order of the file): a flipped bit in a name or a number would go unseen by a reader of JSON.
+fn head_hash<'a>(
+    about: impl Iterator<Item = (&'a str, &'a str)>,
+    tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
+) -> String {
+    let mut hash = Xxh3Default::new();
+    for (k, v) in about.filter(|(k, _)| *k != HEAD) {
+        hash.update(format!("{k}\0{v}\0").as_bytes());
+    }
+    for (name, shape) in tensors {
+        hash.update(format!("{name}\0{shape:?}\0").as_bytes());
+    }
+    format!("{:016x}", hash.digest())
 }
 
 /// The header's text, and the tensors in the order of the file.
@@ -160,6 +188,8 @@ fn head<'a, 'b>(
     about.insert("step", meta.step.to_string());
     about.insert("seed", meta.seed.to_string());
     about.insert("xxh3", format!("{:016x}", hash.digest()));
+    let shapes = sorted.iter().map(|t| (t.name, t.shape));
+    about.insert(HEAD, head_hash(about.iter().map(|(k, v)| (*k, v.as_str())), shapes));
     let mut whole = Map::new();
     whole.insert("__metadata__".into(), json!(about));
     whole.append(&mut header);
@@ -218,7 +248,11 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn fail(&self, message: impl Into<String>) -> CheckpointError {
-        CheckpointError { path: self.path.display().to_string(), message: message.into() }
+        CheckpointError { path: self.path.display().to_string(), message: message.into(), damaged: false }
+    }
+
+    fn damaged(&self, message: impl Into<String>) -> CheckpointError {
+        CheckpointError { damaged: true, ..self.fail(message) }
     }
 
     /// The file, at the start of its data, and its header.
@@ -238,7 +272,7 @@ impl Reader<'_> {
     /// The header of a file of `size` bytes, which describes exactly that many.
     fn header(&self, file: &mut impl Read, size: u64) -> Result<Metadata, CheckpointError> {
         let broken = |what: &str| {
-            self.fail(format!(
+            self.damaged(format!(
                 "not a safetensors file, or damaged: {what}; copy it again, or train the run again"
             ))
         };
@@ -255,7 +289,7 @@ impl Reader<'_> {
         let data = size - 8 - length;
         if header.data_len() as u64 != data {
             let claims = header.data_len();
-            return Err(self.fail(format!(
+            return Err(self.damaged(format!(
                 "is cut off or damaged: its header describes {claims} bytes of data, the file has {data}; \
                  copy it again, or train the run again"
             )));
@@ -286,7 +320,7 @@ impl Reader<'_> {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
                 input
                     .read_exact(bytes)
-                    .map_err(|e| self.fail(format!("cannot read tensor `{name}`: {e}")))?;
+                    .map_err(|e| self.damaged(format!("cannot read tensor `{name}`: {e}")))?;
                 hash.update(bytes);
                 chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
             }
@@ -294,7 +328,9 @@ impl Reader<'_> {
         }
         let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
         if recorded.is_some_and(|r| *r != format!("{:016x}", hash.digest())) {
-            return Err(self.fail("the data do not match their checksum: the file is damaged; copy it again"));
+            return Err(
+                self.damaged("the data do not match their checksum: the file is damaged; copy it again")
+            );
         }
         Ok(Checkpoint { meta, tensors })
     }
@@ -302,6 +338,8 @@ impl Reader<'_> {
     fn meta(&self, header: &Metadata) -> Result<CheckpointMeta, CheckpointError> {
         let mut extra: BTreeMap<String, String> =
             header.metadata().clone().unwrap_or_default().into_iter().collect();
+        let whole = extra.clone();
+        extra.remove(HEAD);
         extra.remove("xxh3");
         let birkhoff = extra.remove("birkhoff_version").unwrap_or_default();
         let mut number = |key: &str| -> Result<u64, CheckpointError> {
@@ -313,6 +351,16 @@ impl Reader<'_> {
             return Err(self.fail(format!(
                 "was written by birkhoff {birkhoff} in format {format}; this version reads up to {FORMAT}, upgrade it"
             )));
+        }
+        if let Some(recorded) = whole.get(HEAD) {
+            let names = header.offset_keys();
+            let shapes =
+                names.iter().filter_map(|n| header.info(n).map(|i| (n.as_str(), i.shape.as_slice())));
+            let about = whole.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+            if *recorded != head_hash(about, shapes) {
+                return Err(self
+                    .damaged("the header does not match its checksum: the file is damaged; copy it again"));
+            }
         }
         Ok(CheckpointMeta { birkhoff, step, seed, extra })
     }

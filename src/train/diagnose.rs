@@ -1,8 +1,8 @@
 //! Diagnosis while training (math.md section 5): one fixed batch through the current weights, forward and
 //! backward, on the training device; what comes back is small, and becomes a [`Record`] and a [`Snapshot`].
 
+use super::events::Report;
 use super::infer::{Inputs, run_with_pauses, upload};
-use super::trainer::Report;
 use crate::data::batch::Batch;
 use crate::data::feed::Feed;
 use crate::data::loader::{LoaderOptions, Order};
@@ -52,7 +52,8 @@ pub struct Diagnoser {
     streams: usize,
     width: usize,
     snapshot_every: u64,
-    measured: u64,
+    /// Diagnoses done so far.
+    pub(super) measured: u64,
 }
 
 impl Diagnoser {

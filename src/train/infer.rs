@@ -1,16 +1,20 @@
 //! Forward only: logits of batches, and the metrics of a file.
 
-use crate::data::batch::{Bag, Batch, GroupLayout, PooledLayout};
-use crate::data::metrics::{Metrics, MetricsAccumulator};
+use crate::data::batch::{Bag, Batch, GroupLayout, NO_ROW, PooledLayout, SparseIds};
+use crate::data::metrics::{Detail, MetricsAccumulator};
 use crate::data::schema::Pooling;
 use crate::data::{DataError, FittedEncoder};
 use crate::gpu::GpuError;
 use crate::graph::exec::{Device, Program, State};
-use crate::model::build::{EmbeddingSpec, FeatureSpec, Model, Pooled, model, table_inputs};
-use crate::model::config::{Config, ConfigError};
+use crate::model::build::{
+    BuildOptions, DROPOUT, EmbeddingSpec, FeatureSpec, Model, Pooled, model_with, table_inputs,
+};
+use crate::model::config::{self, Config, ConfigError};
 use crate::model::params::{Kind, Param};
+use crate::ops::dropout;
 use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
-use crate::train::trainer::Report;
+use crate::train::events::{Interrupted, Report};
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -124,11 +128,12 @@ impl Inputs {
         Ok(Inputs { encoder, groups: groups.into(), features })
     }
 
-    /// The forward graph.
+    /// The forward graph; with `train` as it is trained ([`BuildOptions::new`]).
     pub fn model(&self, cfg: &Config, batch: usize, train: bool) -> Result<Model, ConfigError> {
         let p = self.encoder.click_rate();
         let features = self.features.for_batch(batch);
-        model(&cfg.model, &features, batch, train, cfg.train.embedding_init, (p / (1.0 - p)).ln())
+        let options = BuildOptions::new(&cfg.train, train, (p / (1.0 - p)).ln());
+        model_with(&cfg.model, &features, batch, &options)
     }
 }
 
@@ -152,7 +157,7 @@ pub fn tensor_specs(params: &[Param]) -> Vec<TensorSpec> {
 pub fn to_tensors<'a>(
     specs: &'a [TensorSpec],
     params: &[Param],
-    values: &'a [Vec<f32>],
+    values: &'a [Cow<'_, [f32]>],
 ) -> Vec<TensorRef<'a>> {
     let mut specs = specs.iter();
     let mut out = vec![];
@@ -161,7 +166,7 @@ pub fn to_tensors<'a>(
             Kind::Embedding(columns) => columns.iter().map(|(_, rows)| rows * p.shape().last()).collect(),
             _ => vec![v.len()],
         };
-        let mut rest = v.as_slice();
+        let mut rest: &[f32] = v;
         for len in parts {
             let (data, tail) = rest.split_at(len);
             rest = tail;
@@ -172,42 +177,145 @@ pub fn to_tensors<'a>(
     out
 }
 
+/// Puts a value's parts on the device.
+pub(super) fn upload_state(
+    state: &mut State,
+    name: &str,
+    parts: impl Iterator<Item = Vec<f32>>,
+) -> anyhow::Result<()> {
+    let mut parts = parts;
+    let mut whole = parts.next().unwrap_or_default();
+    parts.for_each(|p| whole.extend(p));
+    Ok(state.set(name, &whole)?)
+}
+
 /// Puts checkpoint tensors (in the order of [`tensor_specs`]) back into parameters on the device.
 pub fn from_tensors(params: &[Param], tensors: Vec<Vec<f32>>, state: &mut State) -> anyhow::Result<()> {
     let mut tensors = tensors.into_iter();
     for p in params {
         let n = if let Kind::Embedding(c) = &p.kind { c.len() } else { 1 };
-        let whole: Vec<f32> = tensors.by_ref().take(n).flatten().collect();
-        state.set(&p.name, &whole)?;
+        upload_state(state, &p.name, tensors.by_ref().take(n))?;
     }
     Ok(())
 }
 
+/// The name of an input of one of several batches of an update.
+pub(super) fn part_name(name: &str, part: usize) -> String {
+    format!("{name}@{part}")
+}
+
 /// Uploads a batch into a program's inputs.
 pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
-    if program.has_input("numeric") {
-        program.set("numeric", &batch.numeric)?;
-    }
-    if program.has_input("label") {
-        program.set("label", &batch.labels)?;
-        program.set("weight", &batch.weights)?;
-    }
+    upload_examples(program, batch, &|name| name.into())?;
+    upload_indices(program, batch.groups.iter())
+}
+
+/// What a batch's examples are made of.
+fn upload_examples(
+    program: &mut Program,
+    batch: &Batch,
+    rename: &dyn Fn(&str) -> String,
+) -> anyhow::Result<()> {
+    let mut floats = |name: &str, values: &[f32]| match program.has_input(&rename(name)) {
+        true => program.set(&rename(name), values),
+        false => Ok(()),
+    };
+    floats("numeric", &batch.numeric)?;
+    floats("label", &batch.labels)?;
+    floats("weight", &batch.weights)?;
     for (i, s) in batch.groups.iter().enumerate() {
         let names = table_inputs(i);
-        program.set_ids(&names.ids, &s.ids)?;
-        if program.has_input(&names.offsets) {
-            program.set_ids(&names.offsets, &s.offsets)?;
+        program.set_ids(&rename(&names.ids), &s.ids)?;
+        let offsets = rename(&names.offsets);
+        if program.has_input(&offsets) {
+            program.set_ids(&offsets, &s.offsets)?;
         }
-        if program.has_input(&names.scale) {
-            program.set(&names.scale, &s.scale)?;
-        }
+    }
+    Ok(())
+}
+
+/// The order of each table's ids, where a program has gradients.
+fn upload_indices<'a>(
+    program: &mut Program,
+    groups: impl Iterator<Item = &'a SparseIds>,
+) -> anyhow::Result<()> {
+    for (i, s) in groups.enumerate() {
+        let names = table_inputs(i);
         if program.has_input(&names.order) {
             program.set_ids(&names.order, &s.order)?;
             program.set_ids(&names.segments, &s.segments)?;
             program.set_ids(&names.unique, &s.unique)?;
         }
+        if program.has_input(&names.scale) {
+            program.set(&names.scale, &s.scale)?;
+        }
     }
     Ok(())
+}
+
+/// Uploads the batches of a training step, and the keys of its dropouts. The last update of an epoch may have fewer than
+/// `accumulate` batches: the rest is padding.
+pub fn upload_step(
+    program: &mut Program,
+    batches: &[Batch],
+    cfg: &config::TrainConfig,
+    step: u64,
+) -> anyhow::Result<()> {
+    let k = cfg.accumulate;
+    let mut keys = |name: &str, part: usize| match program.has_input(name) {
+        true => program.set_ids(name, &dropout::key(cfg.seed, step, part as u64)),
+        false => Ok(()),
+    };
+    if k == 1 {
+        keys(DROPOUT, 0)?;
+        return upload(program, &batches[0]);
+    }
+    let padding = batches[0].padding();
+    for part in 0..k {
+        keys(&part_name(DROPOUT, part), part)?;
+    }
+    for part in 0..k {
+        let batch = batches.get(part).unwrap_or(&padding);
+        upload_examples(program, batch, &|name| part_name(name, part))?;
+    }
+    let merged: Vec<SparseIds> = (0..padding.groups.len())
+        .map(|i| merge(&batches.iter().map(|b| &b.groups[i]).collect::<Vec<_>>(), k))
+        .collect();
+    upload_indices(program, merged.iter())
+}
+
+/// The index of the ids of up to `k` batches as of one: what was gathered is counted through all of them.
+fn merge(parts: &[&SparseIds], k: usize) -> SparseIds {
+    let n = parts[0].order.len();
+    // rows of what one part gathers: its occurrences, or its bags
+    let stride = if parts[0].offsets.is_empty() { n } else { parts[0].offsets.len() - 1 };
+    // (table row, what was gathered, factor)
+    let mut keys: Vec<(u32, u32, f32)> = vec![];
+    for (part, s) in parts.iter().enumerate() {
+        for (row, run) in s.unique[..s.n_unique].iter().zip(s.segments.windows(2)) {
+            for at in run[0] as usize..run[1] as usize {
+                let factor = s.scale.get(at).copied().unwrap_or(1.0);
+                keys.push((*row, (part * stride) as u32 + s.order[at], factor));
+            }
+        }
+    }
+    // a bag may hold an id twice: equal keys stay in their order
+    keys.sort_by_key(|key| (key.0, key.1));
+    let mut out = SparseIds::default();
+    for (i, &(row, place, factor)) in keys.iter().enumerate() {
+        if out.unique.last() != Some(&row) {
+            out.unique.push(row);
+            out.segments.push(i as u32);
+        }
+        out.order.push(place);
+        out.scale.push(factor);
+    }
+    out.n_unique = out.unique.len();
+    out.order.resize(k * n, 0);
+    out.scale.resize(k * n, 0.0);
+    out.segments.resize(k * n + 1, keys.len() as u32);
+    out.unique.resize(k * n, NO_ROW);
+    out
 }
 
 /// One run of a program, with pauses between its operations where `report` wants them.
@@ -261,26 +369,29 @@ impl Scorer {
         Ok(v)
     }
 
-    /// Metrics over all batches; `report` may pause between them.
+    /// Metrics over all batches; `report` may pause between them, or end it with [`Interrupted`].
     pub async fn evaluate(
         &mut self,
         state: &mut State,
         loader: &mut crate::data::loader::Loader,
         mut progress: impl FnMut(usize),
         report: &mut dyn Report,
-    ) -> anyhow::Result<Metrics> {
+    ) -> anyhow::Result<Detail> {
         let mut acc = MetricsAccumulator::new();
         while let Some(batch) = loader.next() {
             let batch = batch?;
             let s = self.logits_with_pauses(state, &batch, report).await?;
-            acc.push(&s, &batch.labels[..batch.rows], None);
+            acc.push_batch(&s, &batch);
             progress(batch.rows);
             loader.recycle(batch);
+            if report.interrupt() {
+                return Err(Interrupted { step: 0 }.into());
+            }
             if let Some(wait) = report.pause() {
                 wait.await;
             }
         }
-        Ok(acc.finish())
+        Ok(acc.finish_detail())
     }
 }
 

@@ -3,10 +3,14 @@
 pub mod checkpoint;
 pub mod describe;
 pub mod diagnose;
+pub mod events;
 pub mod history;
 pub mod infer;
 pub mod memory;
 pub mod metrics;
+pub mod nan;
+pub mod progress;
+pub mod resume;
 pub mod run;
 pub mod schedule;
 pub mod schema;

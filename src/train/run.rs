@@ -7,7 +7,8 @@
 //! | `vocab.json` | at the start | vocabularies and numeric statistics |
 //! | `metrics.jsonl` | while training | one JSON object a logged step or evaluation |
 //! | `weights.safetensors` | at each better evaluation | the best weights so far |
-//! | `last.safetensors` | at each checkpoint | the newest weights |
+//! | `data.json` | at the start | where the rows came from |
+//! | `checkpoints/` | at each evaluation, and in between | all that the run needs to go on ([`super::resume`]) |
 //! | `snapshots/` | at each diagnosis | residual matrices, one safetensors file each ([`crate::diagnose`]) |
 //! | `model.json` | at the start | the layers, their parameters and costs |
 //! | `profile.json` | after a profiled step | time by operation |
@@ -15,7 +16,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -26,7 +27,8 @@ use crate::model::config::{Config, ConfigError};
 pub(crate) const CONFIG: &str = "config.toml";
 pub(crate) const VOCAB: &str = "vocab.json";
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
-pub(crate) const LAST: &str = "last.safetensors";
+pub(crate) const DATA: &str = "data.json";
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const METRICS: &str = "metrics.jsonl";
 pub(crate) const SUMMARY: &str = "summary.json";
 pub(crate) const SNAPSHOTS: &str = "snapshots";
@@ -35,7 +37,28 @@ pub(crate) const PROFILE: &str = "profile.json";
 const LOCK: &str = ".lock";
 
 /// Every file of a run. The summary comes first: without it an old run no longer looks finished.
-const FILES: [&str; 8] = [SUMMARY, WEIGHTS, LAST, METRICS, MODEL, PROFILE, VOCAB, CONFIG];
+const FILES: [&str; 8] = [SUMMARY, WEIGHTS, METRICS, MODEL, PROFILE, DATA, VOCAB, CONFIG];
+
+/// The name of the checkpoint of a step.
+pub(crate) fn checkpoint_name(step: u64) -> String {
+    format!("step-{step:09}.safetensors")
+}
+
+/// The step of a checkpoint by its file's name.
+fn checkpoint_step(name: &OsStr) -> Option<u64> {
+    let digits = name.to_str()?.strip_prefix("step-")?.strip_suffix(".safetensors")?;
+    let step = digits.parse().ok()?;
+    (checkpoint_name(step) == name.to_str()?).then_some(step)
+}
+
+/// A run's checkpoints by step, in order.
+pub(super) fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
+    let entries = fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
+    let mut list: Vec<(u64, PathBuf)> =
+        entries.filter_map(|e| Some((checkpoint_step(&e.file_name())?, e.path()))).collect();
+    list.sort();
+    list
+}
 
 /// How a `config.toml` written by this module starts. No other folder is ever taken for a run.
 const MARK: &str = "# birkhoff run";
@@ -68,6 +91,9 @@ pub enum RunError {
         "{0} has no config.toml: it is not a run folder; give the folder that `birkhoff train --out` wrote"
     )]
     NoConfig(String),
+    /// `--resume` names something else than a run.
+    #[error("{0} is not a run of `birkhoff train --out`: it has no config.toml of its making")]
+    NotResumable(String),
     /// Another process trains into the folder.
     #[error("{0} is in use by another birkhoff process; wait for it, or name another folder with --out")]
     Busy(String),
@@ -132,9 +158,51 @@ impl RunFolder {
             (true, _) => None,
             (false, true) if !force => return Err(RunError::Finished(name)),
             (false, true) => Some(format!("{name}: replacing a finished run (--force)")),
-            (false, false) => Some(format!("{name}: starting an unfinished run again from its first step")),
+            (false, false) => Some(format!(
+                "{name}: starting an unfinished run again from its first step (--resume {name} would go on with it)"
+            )),
         };
         Ok(Self { path: path.to_owned(), notice, lock: Some(lock) })
+    }
+
+    /// Opens a run to go on with it. Nothing is changed before [`RunFolder::rewind`].
+    pub fn resume(path: &Path) -> Result<Self, RunError> {
+        let name = path.display().to_string();
+        match fs::metadata(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(RunError::Missing(name)),
+            Err(e) => return Err(io_error(path, "open")(e)),
+            Ok(m) if !m.is_dir() => return Err(RunError::File(name)),
+            Ok(_) => {}
+        }
+        if !is_run(path) {
+            return Err(RunError::NotResumable(name));
+        }
+        let lock = lock(path)?;
+        Ok(Self { path: path.to_owned(), notice: None, lock: Some(lock) })
+    }
+
+    /// Takes the run back to a checkpoint: what was written after it goes, so that the folder reads as if the run
+    /// had come to this step and no further. `lines`: lines of `metrics.jsonl` up to there. A crash in between
+    /// leaves a run that can be taken back again.
+    pub fn rewind(&self, config: &Config, step: u64, lines: u64) -> Result<(), RunError> {
+        remove(&self.summary_path())?;
+        for (_, path) in self.checkpoints().into_iter().rev().filter(|(s, _)| *s > step) {
+            remove(&path)?;
+        }
+        self.remove_snapshots(|s| s > step)?;
+        self.remove_left_overs()?;
+        cut_lines(&self.metrics_path(), lines)?;
+        self.write_config(config)
+    }
+
+    /// The checkpoints by step, in order.
+    pub fn checkpoints(&self) -> Vec<(u64, PathBuf)> {
+        checkpoints(&self.path)
+    }
+
+    /// `data.json`: where the rows came from.
+    pub fn data_path(&self) -> PathBuf {
+        self.path.join(DATA)
     }
 
     /// Opens a run for reading; it has a configuration and weights, but may be unfinished.
@@ -161,15 +229,34 @@ impl RunFolder {
         for name in FILES.into_iter().filter(|&name| name != CONFIG) {
             remove(&self.path.join(name))?;
         }
-        self.remove_snapshots()?;
-        let entries = fs::read_dir(&self.path).map_err(io_error(&self.path, "list the folder"))?;
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let left_over = |file: &str| name.to_string_lossy().starts_with(&format!(".{file}.tmp-"));
-            if FILES.iter().any(|f| left_over(f)) {
-                remove(&entry.path())?;
+        self.remove_snapshots(|_| true)?;
+        for (_, path) in self.checkpoints() {
+            remove(&path)?;
+        }
+        // not empty: not ours alone
+        let _ = fs::remove_dir(self.path.join(CHECKPOINTS));
+        self.remove_left_overs()?;
+        self.write_config(config)
+    }
+
+    /// Removes what writes that were cut short have left.
+    fn remove_left_overs(&self) -> Result<(), RunError> {
+        for folder in [self.path.clone(), self.path.join(CHECKPOINTS)] {
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                let Some((file, _)) = name.to_str().and_then(|n| n.strip_prefix('.')?.split_once(".tmp-"))
+                else {
+                    continue;
+                };
+                if FILES.contains(&file) || checkpoint_step(OsStr::new(file)).is_some() {
+                    remove(&entry.path())?;
+                }
             }
         }
+        Ok(())
+    }
+
+    fn write_config(&self, config: &Config) -> Result<(), RunError> {
         let version = env!("CARGO_PKG_VERSION");
         let text = format!(
             "{MARK}, written by birkhoff {version}: the complete configuration\n\n{}",
@@ -178,12 +265,12 @@ impl RunFolder {
         write_atomic(&self.config_path(), |w| w.write_all(text.as_bytes()))
     }
 
-    /// Removes the snapshots of an earlier run; a folder that holds something else as well stays.
-    fn remove_snapshots(&self) -> Result<(), RunError> {
+    /// Removes snapshots by their step; a folder that holds something else as well stays.
+    fn remove_snapshots(&self, which: impl Fn(u64) -> bool) -> Result<(), RunError> {
         let folder = self.snapshots_path();
         let Ok(entries) = fs::read_dir(&folder) else { return Ok(()) };
         for entry in entries.flatten() {
-            if Snapshot::step_of(&entry.file_name().to_string_lossy()).is_some() {
+            if Snapshot::step_of(&entry.file_name().to_string_lossy()).is_some_and(&which) {
                 remove(&entry.path())?;
             }
         }
@@ -217,11 +304,6 @@ impl RunFolder {
         self.path.join(WEIGHTS)
     }
 
-    /// `last.safetensors`: the newest weights.
-    pub fn last_path(&self) -> PathBuf {
-        self.path.join(LAST)
-    }
-
     /// `metrics.jsonl`.
     pub fn metrics_path(&self) -> PathBuf {
         self.path.join(METRICS)
@@ -251,7 +333,8 @@ impl RunFolder {
     pub fn metrics(&self) -> Result<MetricsLog, RunError> {
         let path = self.metrics_path();
         let file = File::options().create(true).append(true).open(&path).map_err(io_error(&path, "open"))?;
-        Ok(MetricsLog { file, path })
+        let lines = count_lines(&path)?;
+        Ok(MetricsLog { file, path, lines })
     }
 
     /// Writes `summary.json`: from here on the run is finished.
@@ -351,15 +434,70 @@ fn write_through(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Re
 pub struct MetricsLog {
     file: File,
     path: PathBuf,
+    lines: u64,
 }
 
 impl MetricsLog {
+    /// Whole lines in the file.
+    pub fn lines(&self) -> u64 {
+        self.lines
+    }
+
     /// Appends one JSON object as a line.
     pub fn append(&mut self, record: &impl Serialize) -> Result<(), RunError> {
         let mut line = serde_json::to_vec(record).map_err(|e| json_error(&self.path, &e))?;
         line.push(b'\n');
+        self.lines += 1;
         self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(io_error(&self.path, "write"))
     }
+}
+
+/// Calls `f` with the number of each whole line, from 1, and where it ends, until it says no.
+fn each_line(path: &Path, mut f: impl FnMut(u64, u64) -> bool) -> io::Result<()> {
+    let mut input = BufReader::with_capacity(1 << 18, File::open(path)?);
+    let (mut line, mut at) = (0, 0);
+    loop {
+        let buffer = input.fill_buf()?;
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        for (i, _) in buffer.iter().enumerate().filter(|(_, b)| **b == b'\n') {
+            line += 1;
+            if !f(line, at + i as u64 + 1) {
+                return Ok(());
+            }
+        }
+        let n = buffer.len();
+        at += n as u64;
+        input.consume(n);
+    }
+}
+
+fn count_lines(path: &Path) -> Result<u64, RunError> {
+    let mut lines = 0;
+    each_line(path, |n, _| {
+        lines = n;
+        true
+    })
+    .map_err(io_error(path, "read"))?;
+    Ok(lines)
+}
+
+/// Leaves the first `lines` whole lines of a file.
+fn cut_lines(path: &Path, lines: u64) -> Result<(), RunError> {
+    let mut end = 0;
+    let read = each_line(path, |n, at| {
+        if n <= lines {
+            end = at;
+        }
+        n < lines
+    });
+    match read {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(io_error(path, "read"))?,
+    }
+    let file = File::options().write(true).open(path).map_err(io_error(path, "write"))?;
+    file.set_len(end).and_then(|()| file.sync_all()).map_err(io_error(path, "write"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Learning-rate schedules (math.md, sections 7 and 8): linear warm-up, then constant, cosine or step.
+//! Learning-rate schedules (math.md, sections 7 and 8): linear warm-up, then constant, cosine, linear
+//! or step. What a plateau takes off comes on top of a constant rate, in the trainer: it depends on evaluations.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,12 @@ pub enum Decay {
     Constant,
     /// Half a cosine from the base rate down to `floor` (a factor of the base rate) at step T.
     Cosine {
+        /// The factor that is reached at the end of the run.
+        #[serde(default)]
+        floor: f64,
+    },
+    /// A straight line from the base rate down to `floor` at step T.
+    Linear {
         /// The factor that is reached at the end of the run.
         #[serde(default)]
         floor: f64,
@@ -56,14 +63,15 @@ impl Schedule {
     pub fn factor(&self, t: u64) -> f64 {
         let (step, warmup, total) = (t as f64, self.warmup as f64, self.total as f64);
         let ramp = if t < self.warmup { (step + 1.0) / warmup } else { 1.0 };
+        // A run that ends inside its warm-up has no part after it: the divisor stays positive.
+        let progress = ((step - warmup) / (total - warmup).max(1.0)).min(1.0);
         match &self.decay {
             Decay::Constant => ramp,
-            Decay::Cosine { .. } if t < self.warmup => ramp,
+            Decay::Cosine { .. } | Decay::Linear { .. } if t < self.warmup => ramp,
             Decay::Cosine { floor } => {
-                // A run that ends inside its warm-up has no cosine part: the divisor stays positive.
-                let progress = ((step - warmup) / (total - warmup).max(1.0)).min(1.0);
                 floor + (1.0 - floor) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
             }
+            Decay::Linear { floor } => floor + (1.0 - floor) * (1.0 - progress),
             Decay::Step { factor, at } => {
                 // The slack keeps 0.9·T, rounded up, from moving a border by one step.
                 let passed = at.iter().filter(|a| step >= *a * total * (1.0 - 1e-12)).count();
@@ -85,7 +93,7 @@ mod tests {
     proptest! {
         #[test]
         fn factors_are_finite_and_bounded(w in 0u64..50, total in 0u64..200, t in 0u64..300, floor in 0f64..1.) {
-            for decay in [Decay::Constant, Decay::Cosine { floor }, Decay::step()] {
+            for decay in [Decay::Constant, Decay::Cosine { floor }, Decay::Linear { floor }, Decay::step()] {
                 let f = schedule(decay, w, total).factor(t);
                 prop_assert!(f.is_finite() && (-1e-12..=1.0 + 1e-12).contains(&f), "{}", f);
             }
@@ -93,7 +101,7 @@ mod tests {
 
         #[test]
         fn rises_in_the_warmup_and_never_after(w in 0u64..20, rest in 1u64..200, floor in 0f64..1.) {
-            for decay in [Decay::Constant, Decay::Cosine { floor }, Decay::Step { factor: 0.5, at: vec![0.95] }] {
+            for decay in [Decay::Constant, Decay::Cosine { floor }, Decay::Linear { floor }, Decay::Step { factor: 0.5, at: vec![0.95] }] {
                 let s = schedule(decay, w, 20 * w + rest);
                 for t in 0..s.total {
                     let (a, b) = (s.factor(t), s.factor(t + 1));
@@ -117,6 +125,14 @@ mod tests {
         assert_eq!(s.factor(9), 1.0);
         assert!((s.factor(60) - 0.55).abs() < 1e-12);
         assert!((s.factor(110) - 0.1).abs() < 1e-12 && s.factor(1000) == s.factor(110));
+    }
+
+    #[test]
+    fn a_line_is_straight() {
+        let s = schedule(Decay::Linear { floor: 0.2 }, 10, 110);
+        assert_eq!((s.factor(9), s.factor(10)), (1.0, 1.0));
+        assert!((s.factor(60) - 0.6).abs() < 1e-12 && (s.factor(110) - 0.2).abs() < 1e-12);
+        assert_eq!(s.factor(1000), s.factor(110));
     }
 
     #[test]

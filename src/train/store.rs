@@ -1,26 +1,28 @@
 //! Where a run's files go: a folder on disk, or memory (a browser tab).
 
 use super::checkpoint::{self, CheckpointMeta, TensorRef};
-use super::run::{LAST, MetricsLog, RunFolder, SNAPSHOTS, SUMMARY, WEIGHTS, write_atomic};
+use super::run::{
+    CHECKPOINTS, MetricsLog, RunFolder, SNAPSHOTS, SUMMARY, WEIGHTS, checkpoint_name, write_atomic,
+};
 use crate::diagnose::Snapshot;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Which weights are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// `weights.safetensors`: the best so far.
     Best,
-    /// `last.safetensors`: the newest.
-    Last,
+    /// `checkpoints/step-000000123.safetensors`: a whole training state.
+    Checkpoint,
 }
 
 impl Weights {
-    fn file_name(self) -> &'static str {
+    fn file_name(self, step: u64) -> String {
         match self {
-            Weights::Best => WEIGHTS,
-            Weights::Last => LAST,
+            Weights::Best => WEIGHTS.into(),
+            Weights::Checkpoint => format!("{CHECKPOINTS}/{}", checkpoint_name(step)),
         }
     }
 }
@@ -29,7 +31,19 @@ impl Weights {
 pub trait Store {
     /// A line for `metrics.jsonl`.
     fn record(&mut self, record: &serde_json::Value) -> anyhow::Result<()>;
-    /// Weights, replacing those saved before.
+    /// Whether training states are kept here. Elsewhere none is handed over.
+    fn keeps_checkpoints(&self) -> bool {
+        false
+    }
+    /// Records so far.
+    fn lines(&self) -> u64 {
+        0
+    }
+    /// Removes all checkpoints but the newest `keep`.
+    fn prune(&mut self, _keep: usize) -> anyhow::Result<()> {
+        Ok(())
+    }
+    /// Weights, replacing those saved before; or a checkpoint, beside those of other steps.
     fn weights(
         &mut self,
         which: Weights,
@@ -58,6 +72,11 @@ pub struct FolderStore {
     log: MetricsLog,
 }
 
+fn make_folder(folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder)
+        .map_err(|e| anyhow::anyhow!("{}: cannot make the folder: {e}", folder.display()))
+}
+
 impl RunFolder {
     /// Opens the folder's files for a training run.
     pub fn store(&self) -> anyhow::Result<FolderStore> {
@@ -66,6 +85,23 @@ impl RunFolder {
 }
 
 impl Store for FolderStore {
+    fn keeps_checkpoints(&self) -> bool {
+        true
+    }
+
+    fn lines(&self) -> u64 {
+        self.log.lines()
+    }
+
+    fn prune(&mut self, keep: usize) -> anyhow::Result<()> {
+        let all = super::run::checkpoints(&self.path);
+        for (_, path) in &all[..all.len().saturating_sub(keep)] {
+            std::fs::remove_file(path)
+                .map_err(|e| anyhow::anyhow!("{}: cannot remove: {e}", path.display()))?;
+        }
+        Ok(())
+    }
+
     fn record(&mut self, record: &serde_json::Value) -> anyhow::Result<()> {
         Ok(self.log.append(record)?)
     }
@@ -76,13 +112,16 @@ impl Store for FolderStore {
         tensors: &[TensorRef<'_>],
         meta: &CheckpointMeta,
     ) -> anyhow::Result<()> {
-        Ok(checkpoint::save(&self.path.join(which.file_name()), tensors, meta)?)
+        let path = self.path.join(which.file_name(meta.step));
+        if let (Weights::Checkpoint, Some(folder)) = (which, path.parent()) {
+            make_folder(folder)?;
+        }
+        Ok(checkpoint::save(&path, tensors, meta)?)
     }
 
     fn snapshot(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
         let folder = self.path.join(SNAPSHOTS);
-        std::fs::create_dir_all(&folder)
-            .map_err(|e| anyhow::anyhow!("{}: cannot make the folder: {e}", folder.display()))?;
+        make_folder(&folder)?;
         let bytes = snapshot.to_bytes();
         Ok(write_atomic(&folder.join(Snapshot::file_name(snapshot.step)), |w| {
             std::io::Write::write_all(w, &bytes)
@@ -123,7 +162,7 @@ impl Store for MemoryStore {
         tensors: &[TensorRef<'_>],
         meta: &CheckpointMeta,
     ) -> anyhow::Result<()> {
-        self.files.insert(which.file_name().into(), checkpoint::to_bytes(tensors, meta)?);
+        self.files.insert(which.file_name(meta.step), checkpoint::to_bytes(tensors, meta)?);
         Ok(())
     }
 

@@ -1,129 +1,59 @@
 //! The training loop: batches in, steps on a device, evaluation, early stopping, checkpoints.
 //!
 //! Nothing here knows which device it runs on, and nothing waits for it except where numbers are read: every
-//! `log_every` steps and at evaluations. The loop is an `async fn` so that a browser can run it too.
+//! `log_every` steps, at evaluations and at checkpoints. The loop is an `async fn` so that a browser can run it too.
+//! What the next step depends on is in [`Progress`], in the state on the device and in the data: a checkpoint is the
+//! first two ([`super::resume`]).
 
-use super::checkpoint::{CheckpointMeta, TensorSpec};
+use super::checkpoint::TensorSpec;
 use super::describe::{model_card, time_report};
 use super::diagnose::Diagnoser;
-use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, to_tensors, upload};
+use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload_step};
+use super::nan::Watched;
+use super::progress::{Best, Progress};
+use super::resume::{StateTensors, state_tensors};
 use super::schedule::{Decay, Schedule};
-use super::step::{RUNNING, hyper, training_step};
-use super::store::{Store, Weights};
+use super::step::{GUARD, HYPER, RUNNING, check_overrides, hyper, training_step};
+use super::store::Store;
 use super::{memory, run};
 use crate::data::feed::Feed;
-use crate::data::loader::{LoaderOptions, Order};
-use crate::data::metrics::Metrics;
-use crate::diagnose::record::number;
-use crate::diagnose::{ModelCard, Record, Snapshot};
+use crate::data::loader::{Loader, LoaderOptions, Order};
+use crate::diagnose::ModelCard;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
 use crate::model::params::Param;
 use anyhow::{Context, bail};
-use serde::{Deserialize, Serialize};
-use std::future::Future;
-use std::pin::Pin;
 use web_time::Instant;
+use xxhash_rust::xxh3::Xxh3Default;
 
-/// What the loop reports while it runs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum Event {
-    /// Every `log_every` steps.
-    Step {
-        /// Steps done.
-        step: u64,
-        /// Steps of the whole run.
-        total_steps: u64,
-        /// Epoch, from 1.
-        epoch: usize,
-        /// Rows seen in this run.
-        rows: u64,
-        /// Mean training loss (cross-entropy, nats) since the last report.
-        #[serde(deserialize_with = "number")]
-        loss: f64,
-        /// Dense learning rate of the last step.
-        #[serde(deserialize_with = "number")]
-        lr: f64,
-        /// Global gradient norm of the last step, before clipping.
-        #[serde(deserialize_with = "number")]
-        grad_norm: f64,
-        /// Rows a second since the last report.
-        #[serde(deserialize_with = "number")]
-        rows_per_s: f64,
-        /// Seconds since the start of training.
-        #[serde(deserialize_with = "number")]
-        seconds: f64,
-    },
-    /// After each evaluation.
-    Eval {
-        /// Steps done.
-        step: u64,
-        /// Epoch, from 1.
-        epoch: usize,
-        /// Metrics on the validation rows.
-        #[serde(flatten)]
-        metrics: Metrics,
-        /// Whether these are the best so far (lowest NE), and kept.
-        best: bool,
-        /// Seconds since the start of training.
-        #[serde(deserialize_with = "number")]
-        seconds: f64,
-    },
-    /// Every `diagnose_every` steps.
-    Diagnose(Record),
-}
-
-/// How a run ended.
-#[derive(Clone, Debug, Serialize)]
-pub struct Summary {
-    /// Always "summary".
-    pub r#type: &'static str,
-    /// Metrics of the best weights on the validation rows.
-    #[serde(flatten)]
-    pub metrics: Metrics,
-    /// Steps done, and the step of the best weights.
-    pub steps: u64,
-    /// Step of the best weights.
-    pub best_step: u64,
-    /// Epochs begun.
-    pub epochs: usize,
-    /// Whether patience ran out before the last epoch.
-    pub stopped_early: bool,
-    /// Whether whoever watched asked for the end ([`Report::stop`]).
-    pub interrupted: bool,
-    /// Training rows a pass.
-    pub train_rows: u64,
-    /// Trainable numbers.
-    pub parameters: usize,
-    /// Training rows a second, evaluation not counted.
-    pub rows_per_s: f64,
-    /// Seconds spent on diagnoses.
-    pub diagnosis_seconds: f64,
-    /// Seconds, all in all.
-    pub seconds: f64,
-    /// Name of the device.
-    pub device: String,
-    /// Seed.
-    pub seed: u64,
-}
+pub use super::events::{Event, Interrupted, Report, Summary};
 
 /// A run in progress.
 pub struct Trainer {
-    cfg: Config,
-    inputs: Inputs,
-    device: Device,
-    state: State,
+    pub(super) cfg: Config,
+    pub(super) inputs: Inputs,
+    pub(super) device: Device,
+    pub(super) state: State,
     program: Program,
     scorer: Scorer,
-    params: Vec<Param>,
+    pub(super) params: Vec<Param>,
     card: ModelCard,
-    specs: Vec<TensorSpec>,
+    /// Names and shapes of the weights.
+    pub(super) specs: Vec<TensorSpec>,
+    /// The whole training state.
+    pub(super) saved: Vec<StateTensors>,
     schedule: Schedule,
-    train_rows: u64,
-    step: u64,
-    best: Option<(f64, u64, Metrics)>,
-    bad_evals: usize,
+    pub(super) train_rows: u64,
+    /// Checksum of the vocabularies.
+    pub(super) vocab: String,
+    pub(super) progress: Progress,
+    /// When this process began to train, and the run's seconds before.
+    began: (Instant, f64),
+    pub(super) last_checkpoint: Instant,
+    /// The newest checkpoint's step.
+    pub(super) kept_step: Option<u64>,
+    /// Where every operation's result is looked at.
+    pub(super) watched: Option<Watched>,
 }
 
 /// The step whose operations are timed: late enough for caches and allocations to be warm, early enough for whoever
@@ -142,6 +72,7 @@ impl Trainer {
         let cfg = &cfg;
         let t = &cfg.train;
         let step = training_step(inputs.model(cfg, t.batch, true)?, t);
+        check_overrides(&step.params, t)?;
         let mut card = model_card(&cfg.model, &step, t.batch);
         card.device = device.name();
         if device.is_cpu() {
@@ -156,20 +87,24 @@ impl Trainer {
             state.set(name, &vec![0.0; *len])?;
         }
         state.set(RUNNING, &[0.0])?;
+        state.set(GUARD, &[0.0; 2])?;
         let program =
             Program::compile(device, &state, &step.graph, &[step.loss, step.norm2], "training step")?;
         let scorer = Scorer::new(cfg, &inputs, device, &state)?;
-        let per_epoch = train_rows.div_ceil(t.batch) as u64;
+        let per_epoch = train_rows.div_ceil(t.batch).div_ceil(t.accumulate) as u64;
         let schedule = Schedule {
             warmup: t.warmup as u64,
             total: per_epoch * t.epochs as u64,
             decay: match t.schedule {
-                config::Schedule::Constant => Decay::Constant,
-                config::Schedule::Cosine => Decay::Cosine { floor: 0.0 },
-                config::Schedule::Step => Decay::step(),
+                config::Schedule::Constant | config::Schedule::Plateau => Decay::Constant,
+                config::Schedule::Cosine => Decay::Cosine { floor: t.schedule_floor },
+                config::Schedule::Linear => Decay::Linear { floor: t.schedule_floor },
+                config::Schedule::Step => Decay::Step { factor: t.step_factor, at: t.step_at.clone() },
             },
         };
         let specs = tensor_specs(&step.params);
+        let saved = state_tensors(&step.params, &step.optimizer);
+        let vocab = vocab_hash(&inputs)?;
         Ok(Trainer {
             cfg: cfg.clone(),
             inputs,
@@ -180,11 +115,15 @@ impl Trainer {
             params: step.params,
             card,
             specs,
+            saved,
             schedule,
             train_rows: train_rows as u64,
-            step: 0,
-            best: None,
-            bad_evals: 0,
+            vocab,
+            progress: Progress::default(),
+            began: (Instant::now(), 0.0),
+            last_checkpoint: Instant::now(),
+            kept_step: None,
+            watched: None,
         })
     }
 
@@ -209,7 +148,62 @@ impl Trainer {
         self.schedule.total
     }
 
-    /// Trains to the end, or until patience runs out. `report` gets every event and every batch's rows.
+    /// The `hyper` input of a step with so many examples.
+    pub(super) fn hyper(&self, step: u64, rows: usize) -> [f32; HYPER] {
+        let mut h = hyper(&self.cfg.train, step, self.factor(step - 1));
+        h[HYPER - 1] = rows as f32;
+        h
+    }
+
+    /// The factor of the peak learning rate at update `t`, from 0.
+    fn factor(&self, t: u64) -> f64 {
+        let c = &self.cfg.train;
+        let cut = match c.schedule {
+            config::Schedule::Plateau => c.plateau_factor.powi(self.progress.cuts as i32).max(c.plateau_min),
+            _ => 1.0,
+        };
+        cut * self.schedule.factor(t)
+    }
+
+    /// The factor of the peak learning rate at the next update.
+    pub fn rate_factor(&self) -> f64 {
+        self.factor(self.progress.step)
+    }
+
+    /// Where the run stands.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Whether there is nothing left to train: every epoch is over, or patience has run out.
+    pub fn is_done(&self) -> bool {
+        let patience = self.cfg.train.patience;
+        let out = self.progress.stopped_early && patience > 0 && self.progress.bad_evals >= patience;
+        out || self.progress.epoch >= self.cfg.train.epochs
+    }
+
+    /// Seconds of the run, those of earlier processes included.
+    pub(super) fn elapsed(&self) -> f64 {
+        self.began.1 + self.began.0.elapsed().as_secs_f64()
+    }
+
+    /// The batches of an epoch in training order, from the `skip`-th on. With [`Trainer::valid_batches`] the only place
+    /// that makes loaders.
+    pub(super) fn train_batches(&self, train: &Feed, epoch: usize, skip: u64) -> anyhow::Result<Loader> {
+        let t = &self.cfg.train;
+        let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
+        let options = LoaderOptions { skip: skip as usize, ..LoaderOptions::new(t.batch) };
+        Ok(train.loader(self.inputs.groups.clone(), order, options)?)
+    }
+
+    /// The batches of an evaluation.
+    fn valid_batches(&self, valid: &Feed) -> anyhow::Result<Loader> {
+        let options = LoaderOptions::new(self.scorer.batch);
+        Ok(valid.loader(self.inputs.groups.clone(), Order::Sequential, options)?)
+    }
+
+    /// Trains to the end, or until patience runs out, from wherever the run stands. `report` gets every event and every
+    /// batch's rows. Ends in [`Interrupted`] if the report wants it.
     pub async fn run(
         &mut self,
         train: impl Into<Feed>,
@@ -219,100 +213,129 @@ impl Trainer {
     ) -> anyhow::Result<Summary> {
         let (train, valid) = (train.into(), valid.into());
         let t = self.cfg.train.clone();
-        let begin = Instant::now();
-        let mut training = 0.0;
-        let mut rows = 0u64;
-        let (mut stopped_early, mut interrupted) = (false, false);
-        let mut epochs = 0;
+        self.began = (Instant::now(), self.progress.seconds);
+        self.last_checkpoint = Instant::now();
+        let mut interrupted = false;
         store.file(run::MODEL, &serde_json::to_vec_pretty(&self.card)?)?;
         let mut diagnoser =
             Diagnoser::new(&self.cfg, &self.inputs, &self.device, &self.state, &valid, self.schedule.total)?;
-        let mut diagnosing = 0.0;
-        self.diagnose(&mut diagnoser, &mut diagnosing, 0, store, report, begin).await?;
-        let mut window = Window::begin();
-        'epochs: for epoch in 0..t.epochs {
-            epochs = epoch + 1;
-            let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
-            let mut loader = train.loader(self.inputs.groups.clone(), order, LoaderOptions::new(t.batch))?;
-            while let Some(batch) = loader.next() {
-                let batch = batch?;
-                let factor = self.schedule.factor(self.step);
-                self.step += 1;
-                upload(&mut self.program, &batch)?;
-                self.program.set("hyper", &hyper(&t, self.step, factor))?;
-                let timed = self.step == PROFILED.min(self.schedule.total) && self.can_be_timed();
+        if let Some(d) = &mut diagnoser {
+            d.measured = self.progress.diagnoses;
+        }
+        if self.progress.step == 0 {
+            self.diagnose(&mut diagnoser, store, report).await?;
+        }
+        if !self.is_done() {
+            self.progress.stopped_early = false;
+        }
+        self.progress.window.resume();
+        'epochs: while !self.is_done() && !self.progress.stopped_early {
+            let mut loader = self.train_batches(&train, self.progress.epoch, self.progress.batch)?;
+            if self.progress.evaluate && self.evaluate(&valid, store, report).await? {
+                break 'epochs;
+            }
+            loop {
+                let waiting = Instant::now();
+                let batches = loader.by_ref().take(t.accumulate).collect::<Result<Vec<_>, _>>()?;
+                self.progress.window.waited += waiting.elapsed().as_secs_f64();
+                if batches.is_empty() {
+                    break;
+                }
+                let rows: usize = batches.iter().map(|b| b.rows).sum();
+                let factor = self.rate_factor();
+                self.progress.step += 1;
+                let step = self.progress.step;
+                let hyper = self.hyper(step, rows);
+                self.watch(&batches, hyper).await?;
+                upload_step(&mut self.program, &batches, &t, step)?;
+                self.program.set("hyper", &hyper)?;
+                let timed = step == PROFILED.min(self.schedule.total) && self.can_be_timed();
                 let ran = match timed {
                     true => self.timed_step(store).await,
                     false => {
                         run_with_pauses(&mut self.program, &mut self.state, report).await.map_err(Into::into)
                     }
                 };
-                ran.with_context(|| format!("step {}", self.step))?;
-                rows += batch.rows as u64;
-                window.rows += batch.rows as u64;
-                window.steps += 1;
-                report.batch(batch.rows);
-                loader.recycle(batch);
+                ran.with_context(|| format!("step {step}"))?;
+                let p = &mut self.progress;
+                p.batch += batches.len() as u64;
+                p.rows += rows as u64;
+                p.window.rows += rows as u64;
+                p.window.steps += 1;
+                for batch in batches {
+                    report.batch(batch.rows);
+                    loader.recycle(batch);
+                }
                 if let Some(wait) = report.pause() {
                     wait.await;
                 }
                 let stop = report.stop();
-                let last = stop || self.step == self.schedule.total;
-                if due(t.log_every, self.step) || last {
-                    let e = self.log_step(&mut window, &mut training, epoch, rows, factor, begin).await?;
+                let last = stop || step == self.schedule.total;
+                let look = self.device.is_cpu()
+                    || self.watched.is_some()
+                    || last
+                    || [t.log_every, t.diagnose_every, t.eval_every, t.checkpoint_every]
+                        .iter()
+                        .any(|e| due(*e, step));
+                if look {
+                    self.check_finite(&train).await?;
+                }
+                if due(t.log_every, step) || last {
+                    let e = self.log_step(factor).await?;
                     store.log(&e)?;
                     report.event(&e)?;
                 }
-                if due(t.diagnose_every, self.step) || last {
-                    window.pause();
-                    self.diagnose(&mut diagnoser, &mut diagnosing, rows, store, report, begin).await?;
-                    window.resume();
+                if due(t.diagnose_every, step) || last {
+                    self.diagnose(&mut diagnoser, store, report).await?;
                 }
-                if due(t.checkpoint_every, self.step) {
-                    self.save(store, Weights::Last, None).await?;
+                self.progress.evaluate = due(t.eval_every, step) && !last;
+                if self.progress.evaluate && self.evaluate(&valid, store, report).await? {
+                    break 'epochs;
                 }
-                if due(t.eval_every, self.step) && !last {
-                    window.pause();
-                    let worse = self.evaluate(&valid, epoch, store, report, begin).await?;
-                    window.resume();
-                    if worse {
-                        stopped_early = true;
-                        break 'epochs;
-                    }
+                if report.interrupt() {
+                    self.check_finite(&train).await?;
+                    self.checkpoint(store).await?;
+                    return Err(Interrupted { step }.into());
+                }
+                if due(t.checkpoint_every, step) || self.checkpoint_is_due() {
+                    self.check_finite(&train).await?;
+                    self.checkpoint(store).await?;
                 }
                 if stop {
-                    window.pause();
-                    self.evaluate(&valid, epoch, store, report, begin).await?;
-                    (stopped_early, interrupted) = (true, true);
+                    self.finish_epoch(&valid, store, report).await?;
+                    interrupted = true;
                     break 'epochs;
                 }
             }
-            window.pause();
-            let already = due(t.eval_every, self.step) && epochs < t.epochs;
-            if !already && self.evaluate(&valid, epoch, store, report, begin).await? {
-                stopped_early = epochs < t.epochs;
+            self.check_finite(&train).await?;
+            let already = due(t.eval_every, self.progress.step) && self.progress.epoch + 1 < t.epochs;
+            if already {
+                self.progress.epoch += 1;
+                self.progress.batch = 0;
+            } else if self.finish_epoch(&valid, store, report).await? {
                 break;
             }
-            window.resume();
         }
-        training += window.take();
-        if t.checkpoint_every > 0 {
-            self.save(store, Weights::Last, None).await?;
-        }
-        let (_, best_step, metrics) = self.best.clone().context("no evaluation took place")?;
+        let window = self.progress.window.take();
+        self.progress.times.add(&window);
+        let p = &self.progress;
+        let best = p.best.clone().context("no evaluation took place")?;
         let summary = Summary {
             r#type: "summary",
-            metrics,
-            steps: self.step,
-            best_step,
-            epochs,
-            stopped_early,
+            metrics: best.detail.metrics,
+            grouped: best.detail.grouped,
+            deciles: best.detail.deciles,
+            steps: p.step,
+            best_step: best.step,
+            epochs: if p.batch > 0 { p.epoch + 1 } else { p.epoch },
+            stopped_early: p.stopped_early || interrupted,
             interrupted,
             train_rows: self.train_rows,
             parameters: self.parameters(),
-            rows_per_s: rows as f64 / training.max(1e-9),
-            diagnosis_seconds: diagnosing,
-            seconds: begin.elapsed().as_secs_f64(),
+            rows_per_s: p.rows as f64 / p.times.training().max(1e-9),
+            diagnosis_seconds: p.times.diagnosis,
+            times: p.times.clone(),
+            seconds: self.elapsed(),
             device: self.device.name(),
             seed: t.seed,
         };
@@ -321,28 +344,34 @@ impl Trainer {
         Ok(summary)
     }
 
+    fn checkpoint_is_due(&self) -> bool {
+        let minutes = self.cfg.train.checkpoint_minutes;
+        minutes > 0.0 && self.last_checkpoint.elapsed().as_secs_f64() > 60.0 * minutes
+    }
+
     /// Measures the residual stream, if it is to be, and hands out what was found.
     async fn diagnose(
         &mut self,
         diagnoser: &mut Option<Diagnoser>,
-        spent: &mut f64,
-        rows: u64,
         store: &mut dyn Store,
         report: &mut dyn Report,
-        begin: Instant,
     ) -> anyhow::Result<()> {
         let Some(d) = diagnoser else { return Ok(()) };
+        self.progress.window.pause();
         let now = Instant::now();
-        let seconds = begin.elapsed().as_secs_f64();
-        let (record, snapshot) = d.measure(&mut self.state, self.step, rows, seconds, report).await?;
+        let (step, rows, seconds) = (self.progress.step, self.progress.rows, self.elapsed());
+        let (record, snapshot) = d.measure(&mut self.state, step, rows, seconds, report).await?;
         if let Some(s) = snapshot {
             store.snapshot(&s)?;
             report.snapshot(&s)?;
         }
         let e = Event::Diagnose(record);
         store.log(&e)?;
-        *spent += now.elapsed().as_secs_f64();
-        report.event(&e)
+        self.progress.diagnoses = d.measured;
+        self.progress.times.diagnosis += now.elapsed().as_secs_f64();
+        report.event(&e)?;
+        self.progress.window.resume();
+        Ok(())
     }
 
     /// Whether a step can be timed by the way: not where `--profile` does it already, nor on a GPU without
@@ -365,170 +394,165 @@ impl Trainer {
         };
         // on a device this is what takes the step
         let times = self.program.node_times().await?;
-        let report = time_report(self.device.name(), clock, self.step, wall * 1e6, &times);
+        let report = time_report(self.device.name(), clock, self.progress.step, wall * 1e6, &times);
         store.file(run::PROFILE, &serde_json::to_vec_pretty(&report)?)
     }
 
-    async fn log_step(
-        &mut self,
-        window: &mut Window,
-        training: &mut f64,
-        epoch: usize,
-        rows: u64,
-        factor: f64,
-        begin: Instant,
-    ) -> anyhow::Result<Event> {
-        let loss = self.state.get(&[RUNNING]).await?[0][0] as f64 / window.steps.max(1) as f64;
+    async fn log_step(&mut self, factor: f64) -> anyhow::Result<Event> {
+        let step = self.progress.step;
+        let steps = self.progress.window.steps;
+        let loss = self.state.get(&[RUNNING]).await?[0][0] as f64 / steps.max(1) as f64;
         let norm2 = self.program.read(&[NORM2]).await?[0][0] as f64;
         self.state.set(RUNNING, &[0.0])?;
-        if !loss.is_finite() {
-            let kept = match self.best {
-                Some((_, s, _)) => format!("the weights of step {s} are kept"),
-                None => "no weights were saved yet".into(),
-            };
-            bail!(
-                "the loss became {loss} between steps {} and {}; {kept}; lower train.lr or train.embedding_lr, or set train.clip",
-                self.step - window.steps,
-                self.step
-            );
-        }
-        let rows_in_window = window.rows;
-        let seconds = window.take();
-        *training += seconds;
+        let seconds = self.elapsed();
+        let p = &mut self.progress;
+        let window = p.window.take();
+        p.times.add(&window);
         Ok(Event::Step {
-            step: self.step,
+            step,
             total_steps: self.schedule.total,
-            epoch: epoch + 1,
-            rows,
+            epoch: p.epoch + 1,
+            rows: p.rows,
             loss,
             lr: self.cfg.train.lr * factor,
             grad_norm: norm2.max(0.0).sqrt(),
-            rows_per_s: rows_in_window as f64 / seconds.max(1e-9),
-            seconds: begin.elapsed().as_secs_f64(),
+            rows_per_s: window.rows as f64 / window.seconds.max(1e-9),
+            data_wait: window.waited / window.seconds.max(1e-9),
+            seconds,
         })
     }
 
-    /// Evaluates, keeps the weights if they are the best; true if patience has run out.
+    /// The evaluation at the end of an epoch, or of a run in its middle; true if patience has run out.
+    async fn finish_epoch(
+        &mut self,
+        valid: &Feed,
+        store: &mut dyn Store,
+        report: &mut dyn Report,
+    ) -> anyhow::Result<bool> {
+        let whole = !report.stop();
+        let better = match self.measure(valid, store, report).await {
+            Err(e) if e.is::<Interrupted>() => {
+                self.checkpoint(store).await?;
+                return Err(Interrupted { step: self.progress.step }.into());
+            }
+            other => other?,
+        };
+        if whole {
+            self.progress.epoch += 1;
+            self.progress.batch = 0;
+        }
+        // patience that runs out with the last epoch changes nothing
+        let out = self.out_of_patience() && self.progress.epoch < self.cfg.train.epochs;
+        self.progress.stopped_early = out;
+        self.keep(better, store).await?;
+        Ok(out)
+    }
+
+    /// An evaluation in the middle of an epoch; true if patience has run out.
     async fn evaluate(
         &mut self,
         valid: &Feed,
-        epoch: usize,
         store: &mut dyn Store,
         report: &mut dyn Report,
-        begin: Instant,
     ) -> anyhow::Result<bool> {
-        let options = LoaderOptions::new(self.scorer.batch);
-        let mut loader = valid.loader(self.inputs.groups.clone(), Order::Sequential, options)?;
-        let metrics = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
-        // one class only: NE is undefined, the log loss decides
-        let score = metrics.ne.unwrap_or(metrics.logloss);
-        if !score.is_finite() {
-            bail!("the validation loss is not finite at step {}; lower train.lr", self.step);
-        }
-        let best = self.best.as_ref().is_none_or(|(b, ..)| score < *b);
-        if best {
-            self.best = Some((score, self.step, metrics.clone()));
-            self.bad_evals = 0;
-            self.save(store, Weights::Best, Some(&metrics)).await?;
-        } else {
-            self.bad_evals += 1;
-        }
-        let e = Event::Eval {
-            step: self.step,
-            epoch: epoch + 1,
-            metrics,
-            best,
-            seconds: begin.elapsed().as_secs_f64(),
+        let better = match self.measure(valid, store, report).await {
+            Err(e) if e.is::<Interrupted>() => {
+                self.checkpoint(store).await?;
+                return Err(Interrupted { step: self.progress.step }.into());
+            }
+            other => other?,
         };
-        store.log(&e)?;
-        report.event(&e)?;
-        Ok(self.cfg.train.patience > 0 && self.bad_evals >= self.cfg.train.patience)
+        self.progress.evaluate = false;
+        let out = self.out_of_patience();
+        self.progress.stopped_early = out;
+        self.keep(better, store).await?;
+        Ok(out)
     }
 
-    async fn save(
-        &self,
-        store: &mut dyn Store,
-        which: Weights,
-        metrics: Option<&Metrics>,
-    ) -> anyhow::Result<()> {
-        let names: Vec<&str> = self.params.iter().map(|p| p.name.as_str()).collect();
-        let values = self.state.get(&names).await?;
-        let mut meta =
-            CheckpointMeta { step: self.step, seed: self.cfg.train.seed, ..CheckpointMeta::default() };
-        if let Some(ne) = metrics.and_then(|m| m.ne) {
-            meta.extra.insert("valid_ne".into(), ne.to_string());
-        }
-        store.weights(which, &to_tensors(&self.specs, &self.params, &values), &meta)
+    fn out_of_patience(&self) -> bool {
+        let patience = self.cfg.train.patience;
+        patience > 0 && self.progress.bad_evals >= patience
     }
+
+    /// A checkpoint after an evaluation, then the weights if they are the best: should the process end between the two,
+    /// the weights can be made from the checkpoint.
+    async fn keep(&mut self, better: bool, store: &mut dyn Store) -> anyhow::Result<()> {
+        self.checkpoint(store).await?;
+        if better {
+            self.progress.window.pause();
+            let begin = Instant::now();
+            self.save_best(store).await?;
+            self.progress.times.checkpoints += begin.elapsed().as_secs_f64();
+            self.progress.window.resume();
+        }
+        Ok(())
+    }
+
+    /// Evaluates; whether these weights are the best so far.
+    async fn measure(
+        &mut self,
+        valid: &Feed,
+        store: &mut dyn Store,
+        report: &mut dyn Report,
+    ) -> anyhow::Result<bool> {
+        self.progress.window.pause();
+        let mut loader = self.valid_batches(valid)?;
+        let begin = Instant::now();
+        let detail = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
+        self.progress.times.evaluation += begin.elapsed().as_secs_f64();
+        let metrics = detail.metrics.clone();
+        let step = self.progress.step;
+        // of one class only NE and AUC are undefined: the log loss decides
+        let score = match self.cfg.train.monitor {
+            config::Monitor::Ne => metrics.ne.unwrap_or(metrics.logloss),
+            config::Monitor::Auc => metrics.auc.map_or(metrics.logloss, |a| -a),
+            config::Monitor::Logloss => metrics.logloss,
+        };
+        if !score.is_finite() {
+            self.check_state().await?;
+            bail!(
+                "the validation loss is not finite after step {step}, though all weights are; lower train.lr"
+            );
+        }
+        let p = &mut self.progress;
+        let best = p.best.as_ref().is_none_or(|b| score < b.score);
+        if best {
+            p.best = Some(Best { score, step, detail });
+            (p.bad_evals, p.flat) = (0, 0);
+        } else {
+            p.bad_evals += 1;
+            p.flat += 1;
+            if p.flat >= self.cfg.train.plateau_patience {
+                (p.flat, p.cuts) = (0, p.cuts + 1);
+            }
+        }
+        let epoch = p.epoch + 1;
+        let e = Event::Eval { step, epoch, metrics, best, seconds: self.elapsed() };
+        store.log(&e)?;
+        report.event(&e)?;
+        self.progress.window.resume();
+        Ok(best)
+    }
+}
+
+/// A checksum of the vocabularies and statistics that the model's tables belong to.
+fn vocab_hash(inputs: &Inputs) -> anyhow::Result<String> {
+    struct Hash(Xxh3Default);
+    impl std::io::Write for Hash {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.update(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut hash = Hash(Xxh3Default::new());
+    inputs.encoder.write_to(std::io::BufWriter::new(&mut hash))?;
+    Ok(format!("{:016x}", hash.0.digest()))
 }
 
 /// Whether something that happens every so many steps, never for 0, happens after this one.
 fn due(every: usize, step: u64) -> bool {
     every > 0 && step.is_multiple_of(every as u64)
-}
-
-/// What happened since the last logged line; the clock stands while something else than training goes on.
-struct Window {
-    begin: Option<Instant>,
-    seconds: f64,
-    rows: u64,
-    steps: u64,
-}
-
-impl Window {
-    fn begin() -> Self {
-        Window { begin: Some(Instant::now()), seconds: 0.0, rows: 0, steps: 0 }
-    }
-
-    /// Stops the clock.
-    fn pause(&mut self) {
-        self.seconds += self.begin.take().map_or(0.0, |b| b.elapsed().as_secs_f64());
-    }
-
-    /// Starts it again.
-    fn resume(&mut self) {
-        self.begin = Some(Instant::now());
-    }
-
-    /// Seconds of training in the window, which begins anew; its clock stands if it stood.
-    fn take(&mut self) -> f64 {
-        let running = self.begin.is_some();
-        self.pause();
-        let seconds = self.seconds;
-        *self = Window { begin: running.then(Instant::now), seconds: 0.0, rows: 0, steps: 0 };
-        seconds
-    }
-}
-
-/// Who watches a run.
-pub trait Report {
-    /// So many rows were trained on.
-    fn batch(&mut self, rows: usize);
-    /// A step was logged, an evaluation or a diagnosis done.
-    fn event(&mut self, e: &Event) -> anyhow::Result<()>;
-    /// The matrices of a diagnosis.
-    fn snapshot(&mut self, _: &Snapshot) -> anyhow::Result<()> {
-        Ok(())
-    }
-    /// Asked after each step and each batch of an evaluation: something to wait for before the next, such as
-    /// a browser's next frame. `None` costs nothing.
-    fn pause(&mut self) -> Option<Pin<Box<dyn Future<Output = ()> + '_>>> {
-        None
-    }
-    /// Asked between the operations of a step on the CPU: whether it is time for a [`Report::pause`].
-    fn pause_due(&mut self) -> bool {
-        false
-    }
-    /// Asked after each step: whether to end here, as if the last epoch were over.
-    fn stop(&mut self) -> bool {
-        false
-    }
-}
-
-/// Nobody.
-impl Report for () {
-    fn batch(&mut self, _: usize) {}
-    fn event(&mut self, _: &Event) -> anyhow::Result<()> {
-        Ok(())
-    }
 }

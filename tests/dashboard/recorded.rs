@@ -91,6 +91,7 @@ impl Recorded {
             lr: 2e-3 * (0.5 + 0.5 * (std::f64::consts::PI * t).cos()) * (step as f64 / 100.0).min(1.0),
             grad_norm: gain * (0.32 + 0.5 * (-5.0 * t).exp()) * (0.4 * wobble(2)).exp(),
             rows_per_s: 5900.0 + 350.0 * wobble(3) - 900.0 * f64::from(self.streams() as u32 - 1) / 3.0,
+            data_wait: 0.0,
             seconds: step as f64 * BATCH as f64 / 5800.0,
         }
     }

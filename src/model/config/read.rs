@@ -64,6 +64,15 @@ impl<T: FromNode> FromNode for Vec<T> {
     }
 }
 
+impl FromNode for String {
+    fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
+        match &node.value {
+            Value::Text(text) => Ok(text.clone()),
+            _ => Err(wrong(node, path, "a text")),
+        }
+    }
+}
+
 impl FromNode for [usize; 2] {
     fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
         match &node.value {
@@ -93,7 +102,7 @@ pub(super) fn named<T: Named>(node: &Node, path: &str) -> Result<T, ConfigError>
 }
 
 /// A table being read; [`Reader::finish`] refuses the keys that nobody asked for.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     path: String,
     entries: &'a [(String, Node)],
     known: Vec<&'static str>,
@@ -107,7 +116,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn path(&self, key: &str) -> String {
+    pub(super) fn path(&self, key: &str) -> String {
         tree::join(&self.path, key)
     }
 
@@ -117,12 +126,12 @@ impl<'a> Reader<'a> {
     }
 
     /// The value of a key, if it is there.
-    fn get<T: FromNode>(&mut self, key: &'static str) -> Result<Option<T>, ConfigError> {
+    pub(super) fn get<T: FromNode>(&mut self, key: &'static str) -> Result<Option<T>, ConfigError> {
         self.node(key).map(|n| T::from_node(n, &self.path(key))).transpose()
     }
 
     /// Puts the value of a key, if it is there, into `slot`, which holds the default.
-    fn read<T: FromNode>(&mut self, key: &'static str, slot: &mut T) -> Result<(), ConfigError> {
+    pub(super) fn read<T: FromNode>(&mut self, key: &'static str, slot: &mut T) -> Result<(), ConfigError> {
         if let Some(value) = self.get(key)? {
             *slot = value;
         }
@@ -142,7 +151,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a list of tables, one `f` each.
-    fn tables<T>(
+    pub(super) fn tables<T>(
         &mut self,
         key: &'static str,
         f: impl Fn(&mut Reader<'a>, &Node) -> Result<T, ConfigError>,
@@ -199,7 +208,7 @@ pub(super) fn config(root: &Node) -> Result<Config, ConfigError> {
     let mut r = Reader::new(root, String::new())?;
     r.table("model", |r| model(r, &mut c.model))?;
     r.table("data", |r| data(r, &mut c.data))?;
-    r.table("train", |r| train(r, &mut c.train))?;
+    r.table("train", |r| super::train::read(r, &mut c.train))?;
     r.finish()?;
     Ok(c)
 }
@@ -356,29 +365,4 @@ fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<Colu
         ColumnKind::Weight | ColumnKind::Group | ColumnKind::Ignore => {}
     }
     Ok(c)
-}
-
-fn train(r: &mut Reader<'_>, c: &mut TrainConfig) -> Result<(), ConfigError> {
-    r.read("batch", &mut c.batch)?;
-    r.read("eval_batch", &mut c.eval_batch)?;
-    r.read("epochs", &mut c.epochs)?;
-    r.read("seed", &mut c.seed)?;
-    r.read("eval_every", &mut c.eval_every)?;
-    r.read("checkpoint_every", &mut c.checkpoint_every)?;
-    r.read("log_every", &mut c.log_every)?;
-    r.read("diagnose_every", &mut c.diagnose_every)?;
-    r.read("diagnose_rows", &mut c.diagnose_rows)?;
-    r.read("patience", &mut c.patience)?;
-    r.read("lr", &mut c.lr)?;
-    r.read("schedule", &mut c.schedule)?;
-    r.read("warmup", &mut c.warmup)?;
-    r.read("beta1", &mut c.beta1)?;
-    r.read("beta2", &mut c.beta2)?;
-    r.read("eps", &mut c.eps)?;
-    r.read("weight_decay", &mut c.weight_decay)?;
-    r.read("clip", &mut c.clip)?;
-    r.read("embedding", &mut c.embedding)?;
-    r.read("embedding_lr", &mut c.embedding_lr)?;
-    r.read("embedding_eps", &mut c.embedding_eps)?;
-    r.read("embedding_init", &mut c.embedding_init)
 }

@@ -8,18 +8,23 @@ use super::*;
 pub(super) const MAX_SIZE: usize = 1 << 16;
 const MAX_LAYERS: usize = 1024;
 const MAX_MODULES: usize = 64;
-const MAX_BATCH: usize = 1 << 22;
+pub(super) const MAX_BATCH: usize = 1 << 22;
 // Fits a 32-bit address space: the browser build reads the same configurations.
-const MAX_COUNT: usize = 1 << 31;
+pub(super) const MAX_COUNT: usize = 1 << 31;
 
-fn range<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Result<(), ConfigError> {
+pub(super) fn range<T: PartialOrd + Display>(
+    key: &str,
+    value: T,
+    low: T,
+    high: T,
+) -> Result<(), ConfigError> {
     if value >= low && value <= high {
         return Ok(());
     }
     Err(ConfigError::at(key, format!("{key} = {value} is out of range; it goes from {low} to {high}")))
 }
 
-fn number(key: &str, value: f64, fits: bool, rule: &str) -> Result<(), ConfigError> {
+pub(super) fn number(key: &str, value: f64, fits: bool, rule: &str) -> Result<(), ConfigError> {
     if fits && value.is_finite() {
         return Ok(());
     }
@@ -37,7 +42,7 @@ fn hidden(key: &str, widths: &[usize], least: usize) -> Result<(), ConfigError> 
 pub(super) fn config(c: &Config) -> Result<(), ConfigError> {
     model(&c.model)?;
     data(&c.data)?;
-    train(&c.train)
+    train::validate(&c.train)
 }
 
 /// One byte of ASCII, or nothing.

@@ -229,9 +229,24 @@ named! {
     Schedule {
         /// The same throughout.
         Constant = "constant",
-        /// Half a cosine down to 0 at the end of the run.
+        /// Half a cosine down to `schedule_floor` at the end of the run.
         Cosine = "cosine",
-        /// ×0.316 at 0.8 and again at 0.9 of the run.
+        /// A straight line down to `schedule_floor` at the end of the run.
+        Linear = "linear",
+        /// ×`step_factor` at each of `step_at` of the run.
         Step = "step",
+        /// ×`plateau_factor` after evaluations without a better one.
+        Plateau = "plateau",
+    }
+}
+named! {
+    /// The figure of an evaluation that chooses the best weights.
+    Monitor {
+        /// Normalized entropy, the lower the better; the log loss where it is undefined.
+        Ne = "ne",
+        /// AUC, the higher the better; the log loss where it is undefined.
+        Auc = "auc",
+        /// Log loss, the lower the better.
+        Logloss = "logloss",
     }
 }
