@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
+pub use super::run_args::{ExportArgs, ExportFormat};
+
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
 #[derive(Debug, Parser)]
 #[command(name = "birkhoff", version, propagate_version = true, arg_required_else_help = true)]
@@ -32,6 +34,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Write the click probability of every row of a file.
     Predict(PredictArgs),
+    /// Write a trained model for other programs: ONNX, or weights as safetensors.
+    Export(ExportArgs),
     /// Write a synthetic click log whose best reachable normalized entropy is known.
     Synth(SynthArgs),
     /// Show how the residual stream amplifies signals and gradients along depth.

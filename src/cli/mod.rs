@@ -9,12 +9,14 @@ pub mod dashboard;
 pub mod device;
 pub mod devices;
 pub mod eval;
+pub mod export;
 #[cfg(feature = "plots")]
 pub mod figure;
 pub mod gains;
 pub mod inspect;
 pub mod output;
 pub mod predict;
+pub mod run_args;
 pub mod synth;
 pub mod train;
 
@@ -72,6 +74,7 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Train(args) => train::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Predict(args) => predict::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Gains(args) => gains::run(&args),
         Command::Inspect(args) => inspect::run(&args),
