@@ -301,6 +301,8 @@ pub struct TrainConfig {
     pub checkpoint_every: usize,
     /// Steps between logged lines; 0 = none. Default 20.
     pub log_every: usize,
+    /// Whether the run folder gets a TensorBoard event file too. Default true.
+    pub tensorboard: bool,
     /// Steps between diagnoses of the residual stream; 0 = none. Default 20.
     pub diagnose_every: usize,
     /// Validation rows, the first of the file, that a diagnosis runs on. Default 64.
@@ -390,6 +392,7 @@ impl Default for TrainConfig {
             eval_every: 0,
             checkpoint_every: 0,
             log_every: 20,
+            tensorboard: true,
             diagnose_every: 20,
             diagnose_rows: 64,
             patience: 3,

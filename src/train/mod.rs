@@ -11,4 +11,6 @@ pub mod run;
 pub mod schedule;
 pub mod step;
 pub mod store;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod tensorboard;
 pub mod trainer;

@@ -11,6 +11,7 @@
 //! | `snapshots/` | at each diagnosis | residual matrices, one safetensors file each ([`crate::diagnose`]) |
 //! | `model.json` | at the start | the layers, their parameters and costs |
 //! | `profile.json` | after a profiled step | time by operation |
+//! | `events.out.tfevents.*.birkhoff` | while training | the same for TensorBoard ([`super::tensorboard`]) |
 //! | `summary.json` | at the end | the result; its presence means *finished* |
 
 use std::ffi::OsStr;
@@ -162,6 +163,10 @@ impl RunFolder {
             remove(&self.path.join(name))?;
         }
         self.remove_snapshots()?;
+        #[cfg(not(target_arch = "wasm32"))]
+        for file in super::tensorboard::ours(&self.path).map_err(io_error(&self.path, "list the folder"))? {
+            remove(&file)?;
+        }
         let entries = fs::read_dir(&self.path).map_err(io_error(&self.path, "list the folder"))?;
         for entry in entries.flatten() {
             let name = entry.file_name();

@@ -289,6 +289,7 @@ fn train(r: &mut Reader<'_>, c: &mut TrainConfig) -> Result<(), ConfigError> {
     r.read("eval_every", &mut c.eval_every)?;
     r.read("checkpoint_every", &mut c.checkpoint_every)?;
     r.read("log_every", &mut c.log_every)?;
+    r.read("tensorboard", &mut c.tensorboard)?;
     r.read("diagnose_every", &mut c.diagnose_every)?;
     r.read("diagnose_rows", &mut c.diagnose_rows)?;
     r.read("patience", &mut c.patience)?;
