@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
-pub use super::run_args::{ExportArgs, ExportFormat};
+pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, SweepArgs};
 
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
 #[derive(Debug, Parser)]
@@ -34,6 +34,10 @@ pub enum Command {
     Eval(EvalArgs),
     /// Write the click probability of every row of a file.
     Predict(PredictArgs),
+    /// Show runs side by side: what differs in their configurations, and what they came to.
+    Compare(CompareArgs),
+    /// Train many models from one file, each with several seeds, and show one table of them.
+    Sweep(SweepArgs),
     /// Write a trained model for other programs: ONNX, or weights as safetensors.
     Export(ExportArgs),
     /// Write a synthetic click log whose best reachable normalized entropy is known.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub mod args;
+pub mod compare;
 pub mod dashboard;
 pub mod device;
 pub mod devices;
@@ -17,7 +18,9 @@ pub mod inspect;
 pub mod output;
 pub mod predict;
 pub mod run_args;
+pub mod sweep;
 pub mod synth;
+pub mod table;
 pub mod train;
 
 use args::{Cli, Command};
@@ -74,6 +77,8 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Train(args) => train::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Predict(args) => predict::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Gains(args) => gains::run(&args),
