@@ -187,3 +187,39 @@ fn a_sweep_trains_restarts_and_reports() {
     ok(&["synth", "--rows", "500", "--seed", "9", "--out", s(&p.at("valid.tsv"))]);
     fails(&["sweep", s(&file), "--", "--device", "cpu"], &["valid.tsv", "not as it was"]);
 }
+
+/// One signal to the sweep alone: the run in progress saves what it has learned, no other begins, and the same
+/// command goes on.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_sweep_goes_on() {
+    let p = Place::new();
+    let file = p.at("long.toml");
+    std::fs::write(&file, "train = 'train.tsv'\nvalid = 'valid.tsv'\nseeds = 2\n[set]\nmodel.width = 8\ntrain.batch = 40\ntrain.epochs = 200\ntrain.patience = 0\n").unwrap();
+    let args = ["sweep", s(&file), "--", "--device", "cpu"];
+    let child = Command::new(env!("CARGO_BIN_EXE_birkhoff"))
+        .args(args)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let run = p.at("long/base/seed-1");
+    let steps =
+        || std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().contains("\"step\":20,");
+    let begin = std::time::Instant::now();
+    while !steps() {
+        assert!(begin.elapsed().as_secs() < 120, "the run does not begin");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
+    assert!(kill.unwrap().success());
+    let o = child.wait_with_output().unwrap();
+    let err = text(&o.stderr);
+    assert_eq!(o.status.code(), Some(130), "{err}");
+    assert!(err.contains("the same command goes on with the runs that are missing"), "{err}");
+    assert_eq!(json(&run.join("summary.json"))["interrupted"], true);
+    assert!(!p.at("long/base/seed-2").exists(), "no other begins");
+    // shorter, so that the test ends
+    let (_, err) = ok(&["sweep", s(&file), "--", "--device", "cpu", "--epochs", "1"]);
+    assert!(err.contains("[2/2] base/seed-2: NE") && !err.contains("finished already"), "{err}");
+}

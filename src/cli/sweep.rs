@@ -23,8 +23,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Set by Ctrl-C: what runs is ended (it gets the signal too), and nothing further begins.
+/// Set by Ctrl-C: what runs is told to end, and nothing further begins.
 static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Processes of the runs in progress.
+static CHILDREN: Mutex<Vec<u32>> = Mutex::new(vec![]);
 
 /// The record of the data that a sweep's runs were trained on.
 const RECORD: &str = "sweep.json";
@@ -223,7 +226,9 @@ fn train(jobs: &[Job], waiting: &[bool], args: &SweepArgs) -> Vec<Outcome> {
         say(format!("{kept} of {} runs are finished already", jobs.len()));
     }
     let handler = ctrlc::set_handler(|| {
-        if STOP.swap(true, Ordering::SeqCst) {
+        let again = STOP.swap(true, Ordering::SeqCst);
+        CHILDREN.lock().into_iter().for_each(|c| c.iter().for_each(|&id| interrupt(id)));
+        if again {
             std::process::exit(130);
         }
         eprintln!(
@@ -275,21 +280,28 @@ fn train(jobs: &[Job], waiting: &[bool], args: &SweepArgs) -> Vec<Outcome> {
 /// One run as a process; `progress` is told how it goes on.
 fn one(job: &Job, progress: impl Fn(String)) -> Outcome {
     let fail = |e: std::io::Error| Outcome::Failed(format!("cannot run birkhoff: {e}"));
-    let program = match std::env::current_exe() {
+    let program = match program() {
         Ok(p) => p,
         Err(e) => return fail(e),
     };
     progress("begins".into());
-    let child = Command::new(program)
-        .args(&job.argv)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = match child {
+    let mut command = Command::new(program);
+    command.args(&job.argv).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // a second signal would end a run at once: it gets ours alone, not the terminal's as well
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = match command.spawn() {
         Ok(c) => c,
         Err(e) => return fail(e),
     };
+    let id = child.id();
+    if let Ok(mut c) = CHILDREN.lock() {
+        c.push(id);
+        // the signal may have come while the process was made
+        if STOP.load(Ordering::SeqCst) {
+            interrupt(id);
+        }
+    }
     let stderr = child.stderr.take();
     let errors = std::thread::spawn(move || {
         let mut text = vec![];
@@ -303,7 +315,11 @@ fn one(job: &Job, progress: impl Fn(String)) -> Outcome {
             progress(format!("step {}/{}  loss {loss:.4}", v["step"], v["total_steps"]));
         }
     }
-    let status = match child.wait() {
+    let status = child.wait();
+    if let Ok(mut c) = CHILDREN.lock() {
+        c.retain(|&c| c != id);
+    }
+    let status = match status {
         Ok(s) => s,
         Err(e) => return fail(e),
     };
@@ -317,6 +333,19 @@ fn one(job: &Job, progress: impl Fn(String)) -> Outcome {
     let line = errors.lines().rev().find_map(|l| l.strip_prefix("error: "));
     let last = || errors.lines().rev().find(|l| !l.trim().is_empty()).map(str::to_owned);
     Outcome::Failed(line.map(str::to_owned).or_else(last).unwrap_or_else(|| status.to_string()))
+}
+
+/// Tells a run to end with an evaluation and saved weights. (On Windows the console tells it.)
+fn interrupt(id: u32) {
+    if cfg!(unix) {
+        let _ = Command::new("sh").args(["-c", &format!("kill -INT {id}")]).status();
+    }
+}
+
+/// This program, also where its file has been replaced by another build since the sweep began.
+fn program() -> std::io::Result<PathBuf> {
+    let own = Path::new("/proc/self/exe");
+    if own.exists() { Ok(own.to_owned()) } else { std::env::current_exe() }
 }
 
 fn bar(total: u64, done: u64) -> ProgressBar {

@@ -290,7 +290,9 @@ fn load(file: &Path, specs: &[TensorSpec]) -> anyhow::Result<Checkpoint> {
     if header.tensors.len() == specs.len() || specs.iter().any(|s| !header.tensors.contains(s)) {
         return Ok(checkpoint::load(file, specs)?);
     }
-    let all = checkpoint::load(file, &header.tensors)?;
+    let mut all = checkpoint::load(file, &header.tensors)?;
+    // where training stood, for going on with it
+    all.meta.extra.remove("state");
     let mut by_name: HashMap<String, Vec<f32>> =
         header.tensors.into_iter().map(|t| t.name).zip(all.tensors).collect();
     let tensors = specs.iter().map(|s| by_name.remove(&s.name).unwrap_or_default()).collect();

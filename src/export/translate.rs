@@ -586,6 +586,9 @@ impl Translator<'_> {
     /// runtime, not another column's row.
     fn gather(&mut self, n: &Pair<'_>) -> Result<()> {
         let (first, columns) = self.columns(n)?;
+        if n.nodes[0].inputs[1].shape().last() != columns.len() {
+            return n.fail("columns that share a table");
+        }
         if self.ids.is_empty() {
             self.split_ids()?;
         }
