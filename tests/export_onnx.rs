@@ -130,7 +130,7 @@ fn cases() -> Vec<Case> {
         all.push(Case {
             adjust: |name, v| {
                 if name.ends_with("mhc.b") || name.ends_with("hc.b_res") {
-                    v.iter_mut().enumerate().for_each(|(i, x)| *x = [-30.0, 25.0, 3.0, -8.0][i % 4] + *x);
+                    v.iter_mut().enumerate().for_each(|(i, x)| *x += [-30.0, 25.0, 3.0, -8.0][i % 4]);
                 }
             },
             ..case(format!("{mode} extreme matrices"), &[&mode])
