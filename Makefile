@@ -25,7 +25,7 @@ toolchain:
 	@sh tools/setup.sh toolchain
 
 .PHONY: setup
-setup: ## What the tests need: checks cargo and cc, installs a software Vulkan driver and a virtual screen (Debian, Ubuntu)
+setup: ## What the tests need: checks cargo and cc, installs Python packages, a software Vulkan driver and a virtual screen (Debian, Ubuntu)
 	@sh tools/setup.sh all
 
 .PHONY: build

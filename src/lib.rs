@@ -25,6 +25,8 @@ pub mod cli;
 pub mod dashboard;
 pub mod data;
 pub mod diagnose;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod export;
 pub mod gpu;
 pub mod graph;
 pub mod model;

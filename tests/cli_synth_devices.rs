@@ -111,6 +111,21 @@ fn ready_configurations_load_and_resolve() {
         if file.extension().is_none_or(|e| e != "toml") {
             continue;
         }
+        if file.ends_with("ablation.toml") {
+            // a sweep: the configurations of all its runs are checked
+            let list = stdout(&[
+                "sweep",
+                &file.display().to_string(),
+                "--list",
+                "--",
+                "--train",
+                "a",
+                "--valid",
+                "b",
+            ]);
+            assert_eq!(list.lines().count(), 40, "{list}");
+            continue;
+        }
         let config = Config::load(Some(&file), &[]).unwrap_or_else(|e| panic!("{e}"));
         let plan = config.model.resolve(27).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         assert_eq!(plan.len(), config.model.layers);

@@ -2,7 +2,7 @@
 # What building and testing need, checked and, where that is simple, installed.
 #
 #   sh tools/setup.sh toolchain   cargo and a C compiler (make build, make demo)
-#   sh tools/setup.sh all         the same, a Vulkan driver and a virtual screen (make test)
+#   sh tools/setup.sh all         the same, Python packages, a Vulkan driver and a virtual screen (make test)
 #   sh tools/setup.sh browser     cargo and a C compiler, chromium, node and npm (make test-web)
 #
 # A missing cargo or C compiler is an error, because nothing can be built. A missing Vulkan driver is
@@ -89,6 +89,25 @@ if [ "$wanted" = browser ]; then
 fi
 
 [ "$wanted" = all ] || exit 0
+
+# What reads exported models and event files in the tests: an environment of its own, made again when the list changes.
+python_packages() {
+    folder="${HOME:?}/.cache/birkhoff/python"
+    list="$(dirname "$0")/python-requirements.txt"
+    cmp -s "$list" "$folder/requirements.txt" && [ -x "$folder/bin/python" ] && return 0
+    if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+        apt_install python3 python3-venv || return 1
+    fi
+    say "installing onnxruntime and tensorboard into $folder (pip)"
+    rm -rf "$folder"
+    python3 -m venv "$folder" && "$folder/bin/python" -m pip install -q --disable-pip-version-check -r "$list" >&2 || {
+        # half of it would be worse than nothing: tests are skipped where there is none
+        rm -rf "$folder"
+        return 1
+    }
+    cp "$list" "$folder/requirements.txt"
+}
+python_packages || say "no Python 3.11 with venv, or pip cannot install; the tests of exported models and event files will be skipped"
 
 # macOS has Metal and Windows DirectX 12.
 [ "$(uname -s)" = Linux ] || exit 0

@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
+pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, SweepArgs};
+
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
 #[derive(Debug, Parser)]
 #[command(name = "birkhoff", version, propagate_version = true, arg_required_else_help = true)]
@@ -36,6 +38,12 @@ pub enum Command {
     Schema(SchemaArgs),
     /// Read all rows of files and report every kind of trouble.
     Check(CheckArgs),
+    /// Show runs side by side: what differs in their configurations, and what they came to.
+    Compare(CompareArgs),
+    /// Train many models from one file, each with several seeds, and show one table of them.
+    Sweep(SweepArgs),
+    /// Write a trained model for other programs: ONNX, or weights as safetensors.
+    Export(ExportArgs),
     /// Write a synthetic click log whose best reachable normalized entropy is known.
     Synth(SynthArgs),
     /// Show how the residual stream amplifies signals and gradients along depth.

@@ -6,11 +6,13 @@ use clap::Parser;
 
 pub mod args;
 pub mod check;
+pub mod compare;
 pub mod dashboard;
 pub mod data;
 pub mod device;
 pub mod devices;
 pub mod eval;
+pub mod export;
 #[cfg(feature = "plots")]
 pub mod figure;
 pub mod gains;
@@ -18,8 +20,11 @@ pub mod inspect;
 pub mod metrics;
 pub mod output;
 pub mod predict;
+pub mod run_args;
 pub mod schema;
+pub mod sweep;
 pub mod synth;
+pub mod table;
 pub mod train;
 
 use crate::text::error_line;
@@ -79,6 +84,9 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Predict(args) => predict::run(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Gains(args) => gains::run(&args),
         Command::Inspect(args) => inspect::run(&args),

@@ -20,7 +20,7 @@ use crate::par::*;
 /// Forward: q, k, v → o, lse.
 #[derive(Clone, Debug)]
 pub struct Attention {
-    dims: Dims,
+    pub(crate) dims: Dims,
 }
 
 /// Backward: q, k, v, o, lse, do → dq, dk, dv. (The shader reads o; here D comes from sums at hand.)
@@ -31,12 +31,12 @@ pub struct AttentionGrad {
 
 /// The sizes of one attention.
 #[derive(Clone, Copy, Debug)]
-struct Dims {
+pub(crate) struct Dims {
     batch: usize,
     m: usize,
-    heads: usize,
+    pub(crate) heads: usize,
     /// Columns of a head.
-    dk: usize,
+    pub(crate) dk: usize,
 }
 
 impl Dims {
@@ -44,7 +44,7 @@ impl Dims {
         self.heads * self.dk
     }
 
-    fn scale(&self) -> f64 {
+    pub(crate) fn scale(&self) -> f64 {
         1.0 / (self.dk as f64).sqrt()
     }
 

@@ -17,7 +17,7 @@ const MAX_INPUTS: usize = 7;
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Concat {
-    axis: usize,
+    pub(crate) axis: usize,
     /// Product of the axes before it.
     outer: usize,
 }

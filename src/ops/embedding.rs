@@ -137,8 +137,8 @@ impl Op for Gather {
 /// Inputs: table, ids, offsets, weights (if `weighted`), and, when differentiable, order, segments, scale.
 #[derive(Clone, Debug)]
 pub struct PooledGather {
-    pool: Pool,
-    weighted: bool,
+    pub(crate) pool: Pool,
+    pub(crate) weighted: bool,
 }
 
 impl PooledGather {

@@ -14,7 +14,7 @@ use crate::gpu::kernel::Bind;
 use crate::graph::{Graph, Shape, Tensor};
 
 /// ε of every layer norm.
-const EPS: f64 = 1e-5;
+pub(crate) const EPS: f64 = 1e-5;
 
 /// Forward: x, γ, β → y, stats.
 #[derive(Clone, Debug)]

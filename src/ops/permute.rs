@@ -10,7 +10,7 @@ use crate::graph::{Graph, MAX_RANK, Shape, Tensor};
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Permute {
-    axes: Vec<usize>,
+    pub(crate) axes: Vec<usize>,
     shape: Shape,
 }
 

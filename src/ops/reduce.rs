@@ -10,9 +10,9 @@ use crate::graph::{Graph, Shape, Tensor};
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct ReduceSum {
-    outer: usize,
-    n: usize,
-    inner: usize,
+    pub(crate) outer: usize,
+    pub(crate) n: usize,
+    pub(crate) inner: usize,
     shape: Shape,
 }
 

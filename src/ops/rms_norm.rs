@@ -14,8 +14,8 @@ use crate::graph::{Graph, Shape, Tensor};
 /// Forward: x (, w) → y, r.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
-    eps: f64,
-    weight: bool,
+    pub(crate) eps: f64,
+    pub(crate) weight: bool,
 }
 
 /// Backward to x: x, r, dy (, w) (, a gradient to add) → dx.

@@ -27,8 +27,8 @@ use crate::{by_streams, cpu_both};
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Sinkhorn {
-    n: usize,
-    iterations: usize,
+    pub(crate) n: usize,
+    pub(crate) iterations: usize,
 }
 
 /// Gradient of [`Sinkhorn`]: inputs h, dres; output dh.

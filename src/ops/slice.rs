@@ -12,9 +12,9 @@ use crate::graph::{Graph, Shape, Tensor};
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Slice {
-    axis: usize,
-    start: usize,
-    len: usize,
+    pub(crate) axis: usize,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
     full: Shape,
     part: Shape,
 }

@@ -16,4 +16,6 @@ pub mod schedule;
 pub mod schema;
 pub mod step;
 pub mod store;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod tensorboard;
 pub mod trainer;

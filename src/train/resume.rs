@@ -25,13 +25,14 @@ const VERSION: u32 = 1;
 const STATE: &str = "state";
 
 /// Keys that do not change what a step computes: they may differ at any time.
-const FREE: [&str; 9] = [
+const FREE: [&str; 10] = [
     "train.epochs",
     "train.eval_every",
     "train.checkpoint_every",
     "train.checkpoint_minutes",
     "train.keep",
     "train.log_every",
+    "train.tensorboard",
     "train.diagnose_every",
     "train.diagnose_rows",
     "train.patience",

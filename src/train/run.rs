@@ -12,6 +12,7 @@
 //! | `snapshots/` | at each diagnosis | residual matrices, one safetensors file each ([`crate::diagnose`]) |
 //! | `model.json` | at the start | the layers, their parameters and costs |
 //! | `profile.json` | after a profiled step | time by operation |
+//! | `events.out.tfevents.*.birkhoff` | while training | the same for TensorBoard ([`super::tensorboard`]) |
 //! | `summary.json` | at the end | the result; its presence means *finished* |
 
 use std::ffi::OsStr;
@@ -236,6 +237,10 @@ impl RunFolder {
         // not empty: not ours alone
         let _ = fs::remove_dir(self.path.join(CHECKPOINTS));
         self.remove_left_overs()?;
+        #[cfg(not(target_arch = "wasm32"))]
+        for file in super::tensorboard::ours(&self.path).map_err(io_error(&self.path, "list the folder"))? {
+            remove(&file)?;
+        }
         self.write_config(config)
     }
 

@@ -4,7 +4,11 @@ use super::checkpoint::{self, CheckpointMeta, TensorRef};
 use super::run::{
     CHECKPOINTS, MetricsLog, RunFolder, SNAPSHOTS, SUMMARY, WEIGHTS, checkpoint_name, write_atomic,
 };
+#[cfg(not(target_arch = "wasm32"))]
+use super::tensorboard::{self, EventFile};
 use crate::diagnose::Snapshot;
+#[cfg(not(target_arch = "wasm32"))]
+use anyhow::Context;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -70,6 +74,8 @@ impl dyn Store + '_ {
 pub struct FolderStore {
     path: PathBuf,
     log: MetricsLog,
+    #[cfg(not(target_arch = "wasm32"))]
+    events: Option<EventFile>,
 }
 
 fn make_folder(folder: &Path) -> anyhow::Result<()> {
@@ -78,9 +84,26 @@ fn make_folder(folder: &Path) -> anyhow::Result<()> {
 }
 
 impl RunFolder {
-    /// Opens the folder's files for a training run.
+    /// Opens the folder's files for a training run. Where `metrics.jsonl` has records already, the run goes on
+    /// after the last of them.
     pub fn store(&self) -> anyhow::Result<FolderStore> {
-        Ok(FolderStore { path: self.path().to_owned(), log: self.metrics()? })
+        Ok(FolderStore {
+            path: self.path().to_owned(),
+            #[cfg(not(target_arch = "wasm32"))]
+            events: self.events()?,
+            log: self.metrics()?,
+        })
+    }
+
+    /// A TensorBoard event file, where `train.tensorboard` of the run's configuration asks for one.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn events(&self) -> anyhow::Result<Option<EventFile>> {
+        if !self.read_config().is_ok_and(|c| c.train.tensorboard) {
+            return Ok(None);
+        }
+        let next = tensorboard::last_step(&self.metrics_path()).map(|s| s + 1);
+        let file = EventFile::create(self.path(), next);
+        Ok(Some(file.with_context(|| format!("{}: cannot make an event file", self.path().display()))?))
     }
 }
 
@@ -103,7 +126,13 @@ impl Store for FolderStore {
     }
 
     fn record(&mut self, record: &serde_json::Value) -> anyhow::Result<()> {
-        Ok(self.log.append(record)?)
+        self.log.append(record)?;
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Some(events) = &mut self.events {
+            let written = events.record(record);
+            written.with_context(|| format!("{}: cannot write", events.path().display()))?;
+        }
+        Ok(())
     }
 
     fn weights(

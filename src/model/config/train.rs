@@ -27,6 +27,8 @@ pub struct TrainConfig {
     pub keep: usize,
     /// Steps between logged lines; 0 = none. Default 20.
     pub log_every: usize,
+    /// The scalars of `metrics.jsonl` for TensorBoard as well. Default true.
+    pub tensorboard: bool,
     /// Steps between diagnoses of the residual stream; 0 = none. Default 20.
     pub diagnose_every: usize,
     /// Validation rows, the first of the file, that a diagnosis runs on. Default 64.
@@ -129,6 +131,7 @@ impl Default for TrainConfig {
             checkpoint_minutes: 10.0,
             keep: 3,
             log_every: 20,
+            tensorboard: true,
             diagnose_every: 20,
             diagnose_rows: 64,
             monitor: Monitor::Ne,
@@ -174,6 +177,7 @@ pub(super) fn read(r: &mut Reader<'_>, c: &mut TrainConfig) -> Result<(), Config
     r.read("checkpoint_minutes", &mut c.checkpoint_minutes)?;
     r.read("keep", &mut c.keep)?;
     r.read("log_every", &mut c.log_every)?;
+    r.read("tensorboard", &mut c.tensorboard)?;
     r.read("diagnose_every", &mut c.diagnose_every)?;
     r.read("diagnose_rows", &mut c.diagnose_rows)?;
     r.read("monitor", &mut c.monitor)?;

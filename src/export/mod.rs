@@ -1,0 +1,336 @@
+//! Trained models for others to run: weights as safetensors, whole models as ONNX.
+//!
+//! An ONNX file is the forward graph, translated operation by operation into ONNX's own operators ([`translate`]),
+//! with the weights under their names. It takes any batch size. What a server must do itself is to turn rows
+//! into numbers and ids, as `vocab.json` describes; the file's metadata name the columns in order.
+
+mod dims;
+mod emit;
+pub mod proto;
+mod translate;
+
+pub use translate::{Input, TranslateError};
+
+use crate::data::FittedEncoder;
+use crate::graph::exec::Device;
+use crate::model::build::Model;
+use crate::model::config::Config;
+use crate::train::checkpoint::{self, Checkpoint, CheckpointMeta, TensorRef, TensorSpec};
+use crate::train::infer::{Inputs, tensor_specs};
+use crate::train::run::{RunFolder, write_atomic};
+use anyhow::{Context, bail};
+use prost::Message;
+use proto::{
+    FLOAT, GraphProto, INT64, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto, value_info,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// ONNX's operator set: the first with layer normalization.
+const OPSET: i64 = 17;
+/// The file format's version that goes with it.
+const IR_VERSION: i64 = 8;
+
+/// Weights of more bytes than this go to a file beside the model: protobuf ends at 2 GiB.
+const LARGEST: usize = 1_900_000_000;
+
+/// A tensor with its name and shape.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weight {
+    /// Name and shape.
+    pub spec: TensorSpec,
+    /// Elements.
+    pub data: Vec<f32>,
+}
+
+/// A model as ONNX, its weights not yet written.
+#[derive(Clone, Debug)]
+pub struct OnnxModel {
+    /// Everything but the weights.
+    proto: ModelProto,
+    weights: Vec<Weight>,
+    inputs: Vec<Input>,
+}
+
+impl OnnxModel {
+    /// Translates a model. `build` makes its forward graph for a batch size; `weights` are its tensors as a
+    /// checkpoint holds them, embeddings column by column; `metadata` are kept in the file.
+    pub fn new<E>(
+        build: impl Fn(usize) -> Result<Model, E>,
+        weights: Vec<Weight>,
+        metadata: &BTreeMap<String, String>,
+    ) -> anyhow::Result<Self>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let [a, b] = dims::BATCHES;
+        let models = [build(a)?, build(b)?];
+        let t = translate::translate([&models[0], &models[1]])?;
+        let mut by_name: HashMap<String, Weight> =
+            weights.into_iter().map(|w| (w.spec.name.clone(), w)).collect();
+        let weights = t.weights.iter().map(|name| {
+            by_name.remove(name).with_context(|| format!("no weights named {name} for the ONNX file"))
+        });
+        let weights = weights.collect::<anyhow::Result<Vec<_>>>()?;
+        let batch = Err("batch");
+        let output = |name, doc| value_info(name, FLOAT, &[batch], doc);
+        let graph = GraphProto {
+            node: t.emitter.nodes,
+            name: "birkhoff".into(),
+            initializer: t.emitter.constants,
+            input: t.inputs.iter().flat_map(input_info).collect(),
+            output: vec![
+                output("logit", "log-odds of the label 1"),
+                output("score", "probability of the label 1"),
+            ],
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        let entry = |(k, v): (&str, &str)| StringStringEntryProto { key: k.into(), value: v.into() };
+        let own = std::iter::once(("birkhoff", version));
+        let given = metadata.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+        let proto = ModelProto {
+            ir_version: IR_VERSION,
+            producer_name: "birkhoff".into(),
+            producer_version: version.into(),
+            doc_string:
+                "Feed rows that are encoded as the run's vocab.json says; the metadata name the columns."
+                    .into(),
+            graph: Some(graph),
+            opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
+            metadata_props: own.chain(given).map(entry).collect(),
+        };
+        Ok(OnnxModel { proto, weights, inputs: t.inputs })
+    }
+
+    /// What the model is to be fed.
+    pub fn inputs(&self) -> &[Input] {
+        &self.inputs
+    }
+
+    /// Number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.proto.graph.as_ref().map_or(0, |g| g.node.len())
+    }
+
+    /// The bytes of a file that holds everything.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut proto = self.proto.clone();
+        let graph = proto.graph.get_or_insert_default();
+        for w in &self.weights {
+            let mut raw = Vec::with_capacity(4 * w.data.len());
+            raw.extend(w.data.iter().flat_map(|x| x.to_le_bytes()));
+            graph.initializer.push(TensorProto { raw_data: Some(raw), ..tensor(&w.spec) });
+        }
+        proto.encode_to_vec()
+    }
+
+    /// Writes the model; returns the file of its weights, where they are too large to be in the same one.
+    pub fn save(&self, path: &Path) -> anyhow::Result<Option<PathBuf>> {
+        let total: usize = self.weights.iter().map(|w| 4 * w.data.len()).sum();
+        if total <= LARGEST {
+            let bytes = self.to_bytes();
+            write_atomic(path, |w| w.write_all(&bytes))?;
+            return Ok(None);
+        }
+        self.save_apart(path).map(Some)
+    }
+
+    /// Writes the model with its weights beside it, in `FILE.data`; returns that path.
+    pub fn save_apart(&self, path: &Path) -> anyhow::Result<PathBuf> {
+        let Some(name) = path.file_name() else { bail!("{}: not a file name", path.display()) };
+        let location = format!("{}.data", name.to_string_lossy());
+        let beside = path.with_file_name(&location);
+        let mut proto = self.proto.clone();
+        let graph = proto.graph.get_or_insert_default();
+        let mut offset = 0;
+        for w in &self.weights {
+            let length = 4 * w.data.len();
+            let entry = |k: &str, v: String| StringStringEntryProto { key: k.into(), value: v };
+            graph.initializer.push(TensorProto {
+                data_location: Some(1),
+                external_data: vec![
+                    entry("location", location.clone()),
+                    entry("offset", offset.to_string()),
+                    entry("length", length.to_string()),
+                ],
+                ..tensor(&w.spec)
+            });
+            offset += length;
+        }
+        write_atomic(&beside, |out| {
+            for w in &self.weights {
+                for chunk in w.data.chunks(1 << 16) {
+                    out.write_all(&chunk.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+                }
+            }
+            Ok(())
+        })?;
+        let bytes = proto.encode_to_vec();
+        write_atomic(path, |w| w.write_all(&bytes))?;
+        Ok(beside)
+    }
+}
+
+fn tensor(spec: &TensorSpec) -> TensorProto {
+    TensorProto {
+        dims: spec.shape.iter().map(|&d| d as i64).collect(),
+        data_type: FLOAT,
+        name: spec.name.clone(),
+        ..TensorProto::default()
+    }
+}
+
+fn input_info(input: &Input) -> Vec<proto::ValueInfoProto> {
+    let batch = Err("batch");
+    match input {
+        Input::Numeric(n) => {
+            let doc = "transformed numeric columns, then missing indicators";
+            vec![value_info("numeric", FLOAT, &[batch, Ok(*n)], doc)]
+        }
+        Input::Ids(n) => {
+            let doc = "ids of the categorical columns, each from 0 within its column";
+            vec![value_info("ids", INT64, &[batch, Ok(*n)], doc)]
+        }
+        Input::Bag(name) => {
+            let (items, ends) = (format!("{name}.items"), "batch + 1");
+            vec![
+                value_info(
+                    &format!("{name}.ids"),
+                    INT64,
+                    &[Err(&items)],
+                    "ids of all rows, one after the other",
+                ),
+                value_info(
+                    &format!("{name}.offsets"),
+                    INT64,
+                    &[Err(ends)],
+                    "where each row's ids begin; then their number",
+                ),
+            ]
+        }
+    }
+}
+
+/// A run, with the weights of one of its steps, on the host.
+pub struct TrainedRun {
+    /// Its configuration.
+    pub config: Config,
+    /// Vocabularies and the layout of the tables.
+    pub inputs: Inputs,
+    /// What the weights' file says of itself.
+    pub meta: CheckpointMeta,
+    /// The weights, as a checkpoint holds them.
+    pub weights: Vec<Weight>,
+    /// `vocab.json`.
+    pub vocab: PathBuf,
+}
+
+impl TrainedRun {
+    /// Opens a run folder: its best weights, or those of a step.
+    pub fn open(path: &Path, step: Option<u64>) -> anyhow::Result<Self> {
+        let run = RunFolder::open(path)?;
+        let config = run.read_config()?;
+        let encoder = Arc::new(FittedEncoder::load(&run.vocab_path())?);
+        let inputs = Inputs::new(encoder, &config, &Device::Cpu)?;
+        let m = inputs.model(&config, dims::BATCHES[0], false)?;
+        let specs = tensor_specs(&m.params);
+        let file = match step {
+            None => run.weights_path(),
+            Some(step) => weights_of_step(path, step)?,
+        };
+        let ck = load(&file, &specs)?;
+        let weights = specs.into_iter().zip(ck.tensors).map(|(spec, data)| Weight { spec, data }).collect();
+        Ok(TrainedRun { config, inputs, meta: ck.meta, weights, vocab: run.vocab_path() })
+    }
+
+    /// Writes the weights alone, as safetensors.
+    pub fn save_weights(&self, path: &Path) -> anyhow::Result<()> {
+        let tensors: Vec<TensorRef<'_>> = self
+            .weights
+            .iter()
+            .map(|w| TensorRef { name: &w.spec.name, shape: &w.spec.shape, data: &w.data })
+            .collect();
+        Ok(checkpoint::save(path, &tensors, &self.meta)?)
+    }
+
+    /// The whole model.
+    pub fn onnx(self) -> anyhow::Result<OnnxModel> {
+        let metadata = self.metadata();
+        let (config, inputs) = (self.config, self.inputs);
+        OnnxModel::new(|batch| inputs.model(&config, batch, false), self.weights, &metadata)
+    }
+
+    /// What a server needs to know besides the graph.
+    fn metadata(&self) -> BTreeMap<String, String> {
+        let schema = &self.inputs.encoder.schema;
+        let mut numeric: Vec<String> = schema.numeric.iter().map(|c| c.name.clone()).collect();
+        let indicators = schema.numeric.iter().filter(|c| c.indicator);
+        numeric.extend(indicators.map(|c| format!("{} missing", c.name)));
+        let rows = self.inputs.encoder.table_rows();
+        let categorical: Vec<_> = schema
+            .categorical
+            .iter()
+            .zip(rows)
+            .map(|(c, rows)| serde_json::json!({"name": c.name, "rows": rows}))
+            .collect();
+        let mut m = self.meta.extra.clone();
+        m.insert("step".into(), self.meta.step.to_string());
+        m.insert("seed".into(), self.meta.seed.to_string());
+        m.insert("numeric".into(), serde_json::json!(numeric).to_string());
+        m.insert("categorical".into(), serde_json::json!(categorical).to_string());
+        m
+    }
+}
+
+/// Reads the model's tensors from a file that may hold more, such as the optimiser's state.
+fn load(file: &Path, specs: &[TensorSpec]) -> anyhow::Result<Checkpoint> {
+    let header = checkpoint::read_header(file)?;
+    if header.tensors.len() == specs.len() || specs.iter().any(|s| !header.tensors.contains(s)) {
+        return Ok(checkpoint::load(file, specs)?);
+    }
+    let mut all = checkpoint::load(file, &header.tensors)?;
+    // where training stood, for going on with it
+    all.meta.extra.remove("state");
+    let mut by_name: HashMap<String, Vec<f32>> =
+        header.tensors.into_iter().map(|t| t.name).zip(all.tensors).collect();
+    let tensors = specs.iter().map(|s| by_name.remove(&s.name).unwrap_or_default()).collect();
+    Ok(Checkpoint { meta: all.meta, tensors })
+}
+
+/// The file of a run's folder, or of a folder in it, that holds the weights after `step` steps.
+fn weights_of_step(run: &Path, step: u64) -> anyhow::Result<PathBuf> {
+    let mut folders = vec![run.to_owned()];
+    let mut files = vec![];
+    while let Some(folder) = folders.pop() {
+        let entries = std::fs::read_dir(&folder).with_context(|| format!("{}", folder.display()))?;
+        for path in entries.flatten().map(|e| e.path()) {
+            let hidden = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
+            let snapshots = path.ends_with(crate::train::run::SNAPSHOTS);
+            if path.is_dir() && !hidden && !snapshots && folder == run {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "safetensors") && !hidden {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    let mut steps = vec![];
+    for file in files {
+        // what is no weights' file is not meant
+        let Ok(header) = checkpoint::read_header(&file) else { continue };
+        if header.meta.step == step {
+            return Ok(file);
+        }
+        steps.push(header.meta.step);
+    }
+    steps.sort_unstable();
+    steps.dedup();
+    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+    bail!(
+        "{}: no weights of step {step}; there are those of step {}",
+        run.display(),
+        if steps.is_empty() { "none".into() } else { steps.join(", ") }
+    )
+}
