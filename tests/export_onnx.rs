@@ -36,7 +36,7 @@ struct Case {
 fn features() -> FeatureSpec {
     let table = |names: &[(&str, usize)]| EmbeddingSpec {
         columns: names.iter().map(|(n, r)| (n.to_string(), *r)).collect(),
-        pooled: None,
+        ..Default::default()
     };
     FeatureSpec {
         numeric: 3,
@@ -111,10 +111,32 @@ fn cases() -> Vec<Case> {
             let mut c = case(format!("{mode} pooled, mean {mean}"), &[&mode]);
             let bag = EmbeddingSpec {
                 columns: vec![("history".into(), 6)],
-                pooled: Some(Pooled { capacity: 150, mean }),
+                pooled: Some(Pooled { capacity: 150, mean, bags: 1 }),
+                ..Default::default()
             };
             // between two single-valued tables, so that positions are counted across it
             c.features.tables.insert(1, bag);
+            all.push(c);
+            // a table of two columns whose slots are no neighbours, and one with rows of another width
+            let mut c = case(format!("{mode} shared and projected, mean {mean}"), &[&mode]);
+            let shared = EmbeddingSpec {
+                columns: vec![("item".into(), 6)],
+                pooled: Some(Pooled { capacity: 300, mean, bags: 2 }),
+                slots: vec![0, 6],
+                ..Default::default()
+            };
+            c.features.tables[0].slots = vec![1, 2];
+            c.features.tables[1].slots = vec![3, 4, 5];
+            c.features.tables[1].columns.truncate(2);
+            c.features.tables[1].slots.truncate(2);
+            let wide = EmbeddingSpec {
+                columns: vec![("wide".into(), 4)],
+                width: Some(3),
+                slots: vec![5],
+                ..Default::default()
+            };
+            c.features.tables.insert(0, shared);
+            c.features.tables.push(wide);
             all.push(c);
         }
         // rows whose mean is large beside their deviation
@@ -177,7 +199,8 @@ fn expected(case: &Case, params: &[Vec<f32>], rows: usize, rng: &mut StdRng) -> 
         if let Some(bag) = t.pooled {
             let (name, table) = &t.columns[0];
             // empty bags among the others
-            let lens: Vec<usize> = (0..rows).map(|_| rng.random_range(0..5usize).saturating_sub(1)).collect();
+            let lens: Vec<usize> =
+                (0..rows * bag.bags).map(|_| rng.random_range(0..5usize).saturating_sub(1)).collect();
             let total: usize = lens.iter().sum();
             let mut ids: Vec<u32> = (0..total).map(|_| rng.random_range(0..*table as u32)).collect();
             let mut offsets = vec![0u32];
@@ -185,7 +208,7 @@ fn expected(case: &Case, params: &[Vec<f32>], rows: usize, rng: &mut StdRng) -> 
             inputs.insert(format!("{name}.ids"), json!({"type": "int64", "shape": [total], "data": ids}));
             inputs.insert(
                 format!("{name}.offsets"),
-                json!({"type": "int64", "shape": [rows + 1], "data": offsets}),
+                json!({"type": "int64", "shape": [offsets.len()], "data": offsets}),
             );
             ids.resize(bag.capacity, 0);
             program.set_ids(&ids_name, &ids).unwrap();
@@ -239,7 +262,8 @@ fn compare(name: &str, want: &[f32], got: &Value) -> (f64, f64) {
 
 fn weights(m: &Model, params: &[Vec<f32>]) -> Vec<Weight> {
     let specs = tensor_specs(&m.params);
-    let tensors = to_tensors(&specs, &m.params, params);
+    let values: Vec<std::borrow::Cow<'_, [f32]>> = params.iter().map(|v| v.as_slice().into()).collect();
+    let tensors = to_tensors(&specs, &m.params, &values);
     tensors.iter().zip(&specs).map(|(t, s)| Weight { spec: s.clone(), data: t.data.to_vec() }).collect()
 }
 

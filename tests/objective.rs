@@ -132,7 +132,7 @@ fn dropout_draws_anew_each_step_and_not_in_evaluations() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let features = FeatureSpec {
         numeric: 3,
-        tables: vec![EmbeddingSpec { columns: vec![("a".into(), 9), ("b".into(), 9)], pooled: None }],
+        tables: vec![EmbeddingSpec { columns: vec![("a".into(), 9), ("b".into(), 9)], ..Default::default() }],
     };
     let cfg = config(&["train.embedding_dropout=0.5", "train.mlp_dropout=0.5"]);
     let dropouts = |train: bool| {
@@ -170,7 +170,7 @@ fn the_loss_is_its_formula() {
     let batch = 7;
     let features = FeatureSpec {
         numeric: 2,
-        tables: vec![EmbeddingSpec { columns: vec![("a".into(), 5)], pooled: None }],
+        tables: vec![EmbeddingSpec { columns: vec![("a".into(), 5)], ..Default::default() }],
     };
     for (smoothing, positive) in [(0.0, 1.0), (0.2, 1.0), (0.0, 4.0), (0.1, 0.25)] {
         let mut cfg = config(&[]);
@@ -228,7 +228,10 @@ fn overrides_reach_what_they_name_and_nothing_else() {
     let frozen = named(&["train.overrides=[{match=\"head.*\",lr_scale=0},{match=\"head.w0\",lr_scale=1}]"]);
     let features = FeatureSpec {
         numeric: 26,
-        tables: vec![EmbeddingSpec { columns: (0..26).map(|i| (format!("{i}"), 3)).collect(), pooled: None }],
+        tables: vec![EmbeddingSpec {
+            columns: (0..26).map(|i| (format!("{i}"), 3)).collect(),
+            ..Default::default()
+        }],
     };
     let cfg = config(&[]);
     let m = model_with(&cfg.model, &features, 4, &BuildOptions::new(&cfg.train, true, 0.0)).unwrap();

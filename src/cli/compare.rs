@@ -198,7 +198,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     for path in args.runs.iter().flat_map(|p| runs_in(p)) {
         match read(&path) {
             Ok(r) => runs.push(r),
-            Err(e) => broken.push((path, super::one_line(&e))),
+            Err(e) => broken.push((path, crate::text::error_line(&e))),
         }
     }
     for (_, problem) in &broken {

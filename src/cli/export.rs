@@ -69,7 +69,7 @@ fn describe(model: &OnnxModel) -> Value {
     let one = |input: &Input| match input {
         Input::Numeric(n) => json!({"name": "numeric", "type": "float32", "shape": ["batch", n]}),
         Input::Ids(n) => json!({"name": "ids", "type": "int64", "shape": ["batch", n]}),
-        Input::Bag(name) => json!({"name": format!("{name}.ids"), "type": "int64", "shape": ["items"],
+        Input::Bag { name, .. } => json!({"name": format!("{name}.ids"), "type": "int64", "shape": ["items"],
             "offsets": format!("{name}.offsets")}),
     };
     model.inputs().iter().map(one).collect()

@@ -95,7 +95,7 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     }
     if outcomes.contains(&Outcome::Interrupted) {
         eprintln!("interrupted; the same command goes on with the runs that are missing");
-        return Err(super::train::Interrupted.into());
+        return Err(crate::train::events::Interrupted { step: 0 }.into());
     }
     if let Some(first) = failed.first() {
         bail!("{} of {} runs failed, the first {}", failed.len(), jobs.len(), first.name);

@@ -11,9 +11,7 @@ use crate::train::infer::Inputs;
 use crate::train::resume::Resumed;
 use crate::train::run::{DATA, RunFolder, write_atomic};
 use crate::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
-#[cfg(not(feature = "dashboard"))]
-use anyhow::bail;
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
@@ -101,7 +99,7 @@ impl DataRecord {
         if let Some(b) = b
             && b.sizes != sizes
         {
-            anyhow::bail!(
+            bail!(
                 "{}: the training files are not those that the run began with (bytes: {:?}, then {:?}); give the same ones with --train",
                 data.train.first().map_or_else(String::new, |p| p.display().to_string()),
                 sizes,
@@ -202,7 +200,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         print_summary(&summary, &folder)?;
     }
     if let Some(test) = &data.test {
-        super::eval::test_part(&args.out, &device, test, args.json)?;
+        super::eval::test_part(folder.path(), &device, test, args.json)?;
     }
     if summary.metrics.ne.is_some_and(|ne| ne >= 1.0) {
         say("note: a normalized entropy of 1 or more is no better than predicting the average click rate"

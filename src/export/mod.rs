@@ -193,8 +193,9 @@ fn input_info(input: &Input) -> Vec<proto::ValueInfoProto> {
             let doc = "ids of the categorical columns, each from 0 within its column";
             vec![value_info("ids", INT64, &[batch, Ok(*n)], doc)]
         }
-        Input::Bag(name) => {
-            let (items, ends) = (format!("{name}.items"), "batch + 1");
+        Input::Bag { name, bags } => {
+            let items = format!("{name}.items");
+            let ends = if *bags == 1 { "batch + 1".into() } else { format!("{bags} * batch + 1") };
             vec![
                 value_info(
                     &format!("{name}.ids"),
@@ -205,8 +206,8 @@ fn input_info(input: &Input) -> Vec<proto::ValueInfoProto> {
                 value_info(
                     &format!("{name}.offsets"),
                     INT64,
-                    &[Err(ends)],
-                    "where each row's ids begin; then their number",
+                    &[Err(&ends)],
+                    "where the ids of each row (of each of its bags) begin; then their number",
                 ),
             ]
         }
@@ -276,6 +277,19 @@ impl TrainedRun {
             .map(|(c, rows)| serde_json::json!({"name": c.name, "rows": rows}))
             .collect();
         let mut m = self.meta.extra.clone();
+        let (mut ids, mut bags) = (vec![], serde_json::Map::new());
+        for table in &self.inputs.features.tables {
+            match table.pooled {
+                None => ids.extend(table.columns.iter().map(|c| c.0.clone())),
+                Some(_) => {
+                    let names: Vec<&str> =
+                        table.slots.iter().map(|&j| schema.categorical[j].name.as_str()).collect();
+                    bags.insert(table.columns[0].0.clone(), serde_json::json!(names));
+                }
+            }
+        }
+        m.insert("ids".into(), serde_json::json!(ids).to_string());
+        m.insert("bags".into(), serde_json::Value::Object(bags).to_string());
         m.insert("step".into(), self.meta.step.to_string());
         m.insert("seed".into(), self.meta.seed.to_string());
         m.insert("numeric".into(), serde_json::json!(numeric).to_string());

@@ -49,8 +49,14 @@ pub enum Input {
     Numeric(usize),
     /// `ids`: integers `[batch, n]`, the single-valued categorical columns.
     Ids(usize),
-    /// `{name}.ids` `[items]` and `{name}.offsets` `[batch + 1]`: a multi-valued column.
-    Bag(String),
+    /// `{name}.ids` `[items]` and `{name}.offsets` `[bags·batch + 1]`: a multi-valued column, or the columns of one
+    /// table, an example's bags one after the other.
+    Bag {
+        /// The column that owns the table.
+        name: String,
+        /// Bags of an example.
+        bags: usize,
+    },
 }
 
 /// The translated graph.
@@ -639,7 +645,8 @@ impl Translator<'_> {
         let d = n.nodes[0].inputs[0].shape().last();
         let table = format!("embeddings.{name}");
         self.weights.push(table.clone());
-        self.inputs.push(Input::Bag(name.clone()));
+        let bags = n.nodes[0].outputs[0].shape().dim(0) / self.models[0].batch;
+        self.inputs.push(Input::Bag { name: name.clone(), bags });
         let (ids, offsets) = (format!("{name}.ids"), format!("{name}.offsets"));
         let rows = self.e.node("Gather", &[&table, &ids], vec![AttributeProto::int("axis", 0)]);
         let rows = self.e.node("Cast", &[&rows], vec![AttributeProto::int("to", DOUBLE.into())]);

@@ -14,7 +14,6 @@ use crate::graph::exec::{Program, State};
 use crate::model::config::TrainConfig;
 use anyhow::{anyhow, bail};
 use std::borrow::Cow;
-use std::sync::Arc;
 
 /// The remedies.
 const TRY: &str = "lower train.lr or train.embedding_lr, or set train.clip";
@@ -210,6 +209,7 @@ mod tests {
     use crate::model::config::Config;
     use crate::train::infer::Inputs;
     use crate::train::store::MemoryStore;
+    use std::sync::Arc;
 
     struct World {
         data: Arc<Dataset>,

@@ -73,7 +73,7 @@ impl Report {
             let seed = job.config.train.seed;
             let result = match outcome {
                 Outcome::Done | Outcome::Kept => {
-                    compare::read(&job.folder).map_err(|e| crate::cli::one_line(&e))
+                    compare::read(&job.folder).map_err(|e| crate::text::error_line(&e))
                 }
                 Outcome::Failed(line) => Err(line.clone()),
                 Outcome::Interrupted => Err("interrupted".into()),

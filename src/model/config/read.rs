@@ -64,15 +64,6 @@ impl<T: FromNode> FromNode for Vec<T> {
     }
 }
 
-impl FromNode for String {
-    fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
-        match &node.value {
-            Value::Text(text) => Ok(text.clone()),
-            _ => Err(wrong(node, path, "a text")),
-        }
-    }
-}
-
 impl FromNode for [usize; 2] {
     fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
         match &node.value {

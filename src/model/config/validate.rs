@@ -115,33 +115,6 @@ fn data(d: &DataConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn train(t: &TrainConfig) -> Result<(), ConfigError> {
-    range("train.batch", t.batch, 1, MAX_BATCH)?;
-    range("train.eval_batch", t.eval_batch, 1, MAX_BATCH)?;
-    range("train.epochs", t.epochs, 1, 1_000_000)?;
-    // TOML's integers are signed.
-    range("train.seed", t.seed, 0, i64::MAX as u64)?;
-    range("train.eval_every", t.eval_every, 0, MAX_COUNT)?;
-    range("train.checkpoint_every", t.checkpoint_every, 0, MAX_COUNT)?;
-    range("train.log_every", t.log_every, 0, MAX_COUNT)?;
-    range("train.diagnose_every", t.diagnose_every, 0, MAX_COUNT)?;
-    range("train.diagnose_rows", t.diagnose_rows, 1, 65_536usize)?;
-    range("train.patience", t.patience, 0, MAX_COUNT)?;
-    range("train.warmup", t.warmup, 0, MAX_COUNT)?;
-    for (key, rate) in [("train.lr", t.lr), ("train.embedding_lr", t.embedding_lr)] {
-        number(key, rate, rate > 0.0 && rate <= 1000.0, "above 0 and at most 1000")?;
-    }
-    for (key, beta) in [("train.beta1", t.beta1), ("train.beta2", t.beta2)] {
-        number(key, beta, (0.0..1.0).contains(&beta), "at least 0 and below 1")?;
-    }
-    for (key, eps) in [("train.eps", t.eps), ("train.embedding_eps", t.embedding_eps)] {
-        number(key, eps, eps > 0.0 && eps <= 1.0, "above 0 and at most 1")?;
-    }
-    number("train.weight_decay", t.weight_decay, (0.0..=100.0).contains(&t.weight_decay), "0 to 100")?;
-    number("train.clip", t.clip, t.clip >= 0.0, "at least 0 (0 = no clipping)")?;
-    number("train.embedding_init", t.embedding_init, (0.0..=10.0).contains(&t.embedding_init), "0 to 10")
-}
-
 fn model(m: &ModelConfig) -> Result<(), ConfigError> {
     range("model.layers", m.layers, 1, MAX_LAYERS)?;
     range("model.width", m.width, 1, 8192)?;
