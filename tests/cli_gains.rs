@@ -149,7 +149,9 @@ fn gains_are_printed_and_drawn() {
         serde_json::from_str(&ok(&["gains", s(&run), "--json", "--step", "0"])).unwrap();
     assert_eq!(v["diagnosis"]["step"], 0);
     assert_eq!(v["course"].as_array().unwrap().len(), 5);
-    assert_eq!(v["course"][0]["forward"], 1.0, "HC starts at the identity");
+    // up to the rounding of a mean over tokens
+    let first = v["course"][0]["forward"].as_f64().unwrap();
+    assert!((first - 1.0).abs() < 1e-12, "HC starts at the identity: {first}");
     assert_ne!(v["course"][4]["forward"], 1.0, "and leaves it");
     let (svg, png) = (dir.path().join("g.svg"), dir.path().join("g.png"));
     ok(&["gains", s(&run), "--out", s(&svg)]);

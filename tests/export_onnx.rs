@@ -381,7 +381,7 @@ fn train(dir: &Path, run: &Path, sets: &[&str]) {
 fn a_trained_run_predicts_the_same_in_onnxruntime() {
     let Some(py) = python::python("a_trained_run_predicts_the_same_in_onnxruntime") else { return };
     for (i, sets) in [
-        vec!["data.numeric=standardize", "data.encoding=hash", "data.buckets=50", "model.residual.mode=hc"],
+        vec!["data.numeric=standardize", "data.ids=hash", "data.buckets=50", "model.residual.mode=hc"],
         vec!["data.numeric=none", "data.indicators=false", "model.residual.mode=shortcut"],
         vec![],
     ]
@@ -453,7 +453,7 @@ fn safetensors_and_bad_input() {
     fails(&["export", s(&run), "--out", s(&other)], "its ending names no format; add --format");
     fails(
         &["export", s(&run), "--out", s(&out), "--step", "7"],
-        "no weights of step 7; there are those of step 16",
+        "no weights of step 7; there are those of step 9, 16",
     );
     let empty = dir.path().join("empty");
     std::fs::create_dir(&empty).unwrap();

@@ -85,7 +85,11 @@ pub fn source(
             let criteo = matches!(&found, Ok(Format::Delimited(d)) if d.criteo);
             let file = place.name();
             // a header may have Criteo's names
-            if !criteo && !head.is_empty() && source.open(schema).is_err() {
+            let named = |r: &crate::data::reader::Reader| {
+                matches!(r.formats().last(), Some(Format::Delimited(d)) if d.header == Some(true))
+            };
+            let alone = Source { places: vec![place.clone()], ..source.clone() };
+            if !criteo && !head.is_empty() && !alone.open(schema).is_ok_and(|r| named(&r)) {
                 let is = found.map_or_else(|e| e, |f| format!("is {}, not Criteo's log", f.describe()));
                 bail!(
                     "{}: {is}, and the configuration lists no columns; make a schema: birkhoff schema {} --out schema.toml, \

@@ -54,8 +54,8 @@ impl Place {
         let magic = head(&mut raw, 4).map_err(read)?;
         let whole = Cursor::new(magic.clone()).chain(raw);
         let plain: Box<dyn Read + Send> = match &magic[..] {
-            [0x1f, 0x8b, ..] => gzip(whole),
-            [0x28, 0xb5, 0x2f, 0xfd] => zstd(&path, whole)?,
+            [0x1f, 0x8b, ..] => Box::new(Compressed { inner: gzip(whole), kind: "gzip" }),
+            [0x28, 0xb5, 0x2f, 0xfd] => Box::new(Compressed { inner: zstd(&path, whole)?, kind: "zstd" }),
             _ => Box::new(whole),
         };
         let mut text = decode(&path, plain, &options.encoding)?;
@@ -93,6 +93,24 @@ fn head(reader: &mut impl Read, n: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     reader.by_ref().take(n as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Compressed data, whose errors say so.
+struct Compressed {
+    inner: Box<dyn Read + Send>,
+    kind: &'static str,
+}
+
+impl Read for Compressed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.inner.read(buffer).map_err(|e| match e.kind() {
+            io::ErrorKind::Interrupted => e,
+            _ => io::Error::other(format!(
+                "its {} data are damaged or cut short ({e}); copy the file again",
+                self.kind
+            )),
+        })
+    }
 }
 
 /// A gzip file of one or more members.
