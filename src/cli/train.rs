@@ -238,14 +238,13 @@ fn take_up(
                 p.bad_evals + 1
             ),
             false => bail!(
-                "{name}: finished: {} of {} epochs are trained; make it longer with --epochs {} or more",
+                "{name}: finished: {0} of {0} epochs are trained; make it longer with --epochs {1} or more",
                 p.epoch,
-                cfg.train.epochs,
-                cfg.train.epochs + 1
+                p.epoch + 1
             ),
         }
     }
-    if finished && matches!(cfg.train.schedule, Schedule::Cosine | Schedule::Step) {
+    if finished && matches!(cfg.train.schedule, Schedule::Cosine | Schedule::Linear | Schedule::Step) {
         eprintln!(
             "note: the run was finished; its learning rate now follows the {} schedule of {} epochs, from {:.3} times \
              the peak on",

@@ -1,0 +1,128 @@
+use super::*;
+use serde_json::json;
+
+fn names(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).expect("folder").map(|e| e.expect("entry").file_name());
+    let mut names: Vec<String> = entries.map(|n| n.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn finished(path: &Path) {
+    let run = RunFolder::create(path, false).expect("create");
+    run.begin(&Config::default()).expect("begin");
+    fs::write(run.weights_path(), b"w").expect("weights");
+    run.metrics().expect("log").append(&json!({"step": 1, "loss": 0.5})).expect("append");
+    run.finish(&json!({"ne": 0.9})).expect("finish");
+}
+
+#[test]
+fn a_run_is_written_and_read_back() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let path = dir.path().join("a/b/run");
+    finished(&path);
+    assert_eq!(names(&path), [CONFIG, METRICS, SUMMARY, WEIGHTS]);
+    let run = RunFolder::open(&path).expect("open");
+    assert!(run.is_finished() && run.notice().is_none());
+    assert_eq!(run.read_config().expect("config"), Config::default());
+    assert_eq!(run.read_summary().expect("summary")["ne"], 0.9);
+    let mut log = run.metrics().expect("log");
+    log.append(&json!({"step": 2})).expect("append");
+    let text = fs::read_to_string(run.metrics_path()).expect("metrics");
+    assert_eq!(text, "{\"step\":1,\"loss\":0.5}\n{\"step\":2}\n");
+}
+
+#[test]
+fn a_finished_run_is_replaced_only_by_force_and_only_its_files() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    finished(dir.path());
+    fs::write(dir.path().join("notes.txt"), "mine").expect("notes");
+    fs::write(dir.path().join(".weights.safetensors.tmp-1"), "crash").expect("left over");
+    let e = RunFolder::create(dir.path(), false).expect_err("finished").to_string();
+    assert!(e.contains("finished run; add --force"), "{e}");
+
+    let run = RunFolder::create(dir.path(), true).expect("forced");
+    assert!(run.notice().is_some_and(|n| n.contains("replacing a finished run")));
+    assert!(run.is_finished(), "nothing is removed before begin");
+    run.begin(&Config::default()).expect("begin");
+    assert_eq!(names(dir.path()), [LOCK, CONFIG, "notes.txt"]);
+    drop(run);
+
+    let run = RunFolder::create(dir.path(), false).expect("unfinished");
+    assert!(run.notice().is_some_and(|n| n.contains("unfinished")));
+}
+
+#[test]
+fn folders_of_others_are_never_touched() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    for (file, text) in [("photo.jpg", "x"), (CONFIG, "[model]\nlayers = 2\n"), (SUMMARY, "{}")] {
+        let path = dir.path().join(file.replace('.', "_"));
+        fs::create_dir(&path).expect("folder");
+        fs::write(path.join(file), text).expect("file");
+        for force in [false, true] {
+            let e = RunFolder::create(&path, force).expect_err(file).to_string();
+            assert!(e.contains("not a birkhoff run"), "{e}");
+        }
+        assert_eq!(names(&path), [file]);
+    }
+    let file = dir.path().join("file");
+    fs::write(&file, "x").expect("file");
+    let e = RunFolder::create(&file, true).expect_err("file").to_string();
+    assert!(e.contains("is a file"), "{e}");
+    assert!(RunFolder::create(&file.join("below"), true).is_err());
+}
+
+#[test]
+fn one_process_trains_into_a_folder() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let first = RunFolder::create(dir.path(), false).expect("first");
+    first.begin(&Config::default()).expect("begin");
+    let e = RunFolder::create(dir.path(), true).expect_err("second").to_string();
+    assert!(e.contains("in use"), "{e}");
+    drop(first);
+    assert!(RunFolder::create(dir.path(), true).is_ok());
+}
+
+#[test]
+fn opening_what_is_no_run_is_explained() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let open = |path: &Path| RunFolder::open(path).expect_err("no run").to_string();
+    assert!(open(&dir.path().join("none")).contains("no such run folder"));
+    assert!(open(dir.path()).contains("has no config.toml"));
+    let run = RunFolder::create(dir.path(), false).expect("create");
+    run.begin(&Config::default()).expect("begin");
+    assert!(open(dir.path()).contains("did not reach its first checkpoint"));
+    assert!(open(&run.config_path()).contains("is a file"));
+    fs::write(run.weights_path(), b"").expect("weights");
+    fs::write(run.config_path(), "[model]\nwidht = 3").expect("config");
+    let e = RunFolder::open(dir.path()).expect("open").read_config().expect_err("misspelt").to_string();
+    assert!(e.contains("config.toml:2: unknown key `model.widht`") && !e.contains('\n'), "{e}");
+}
+
+#[test]
+fn a_failed_write_keeps_the_old_file() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let path = dir.path().join("f");
+    write_atomic(&path, |w| w.write_all(b"old")).expect("first");
+    let cut = write_atomic(&path, |w| w.write_all(b"ne").and(Err(io::Error::other("disk full"))));
+    let e = cut.expect_err("cut").to_string();
+    assert!(e.ends_with("cannot write: disk full"), "{e}");
+    assert_eq!((fs::read(&path).expect("old"), names(dir.path())), (b"old".to_vec(), vec!["f".to_owned()]));
+    let e = write_atomic(dir.path(), |_| Ok(())).expect_err("folder").to_string();
+    assert!(e.contains("it is a folder"), "{e}");
+    assert!(write_atomic(&dir.path().join("no/such"), |_| Ok(())).is_err());
+}
+
+#[cfg(unix)]
+#[test]
+fn links_and_devices_survive_a_write() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+    fs::write(&file, "old").expect("file");
+    std::os::unix::fs::symlink(&file, &link).expect("link");
+    write_atomic(&link, |w| w.write_all(b"new")).expect("through the link");
+    assert!(fs::symlink_metadata(&link).expect("link").is_symlink());
+    assert_eq!(fs::read(&file).expect("file"), b"new");
+    write_atomic(Path::new("/dev/null"), |w| w.write_all(b"gone")).expect("device");
+    assert!(!fs::metadata("/dev/null").expect("device").is_file());
+}
