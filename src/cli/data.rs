@@ -85,9 +85,7 @@ pub fn source(
             let criteo = matches!(&found, Ok(Format::Delimited(d)) if d.criteo);
             let file = place.name();
             // a header may have Criteo's names
-            let named = |r: &crate::data::reader::Reader| {
-                matches!(r.formats().last(), Some(Format::Delimited(d)) if d.header == Some(true))
-            };
+            let named = |r: &crate::data::reader::Reader| matches!(r.formats().last(), Some(Format::Delimited(d)) if d.header == Some(true));
             let alone = Source { places: vec![place.clone()], ..source.clone() };
             if !criteo && !head.is_empty() && !alone.open(schema).is_ok_and(|r| named(&r)) {
                 let is = found.map_or_else(|e| e, |f| format!("is {}, not Criteo's log", f.describe()));
