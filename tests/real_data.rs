@@ -47,8 +47,8 @@ fn train(args: &[&str]) -> f64 {
     all.extend(["--set", "train.diagnose_every=0", "--epochs", "1"]);
     all.extend(args);
     let text = ok(&all);
-    let lines = text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap());
-    let summary = lines.filter(|l| l["type"] == "summary").last().expect("a summary");
+    let mut lines = text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap());
+    let summary = lines.rfind(|l| l["type"] == "summary").expect("a summary");
     summary["auc"].as_f64().expect("two classes")
 }
 

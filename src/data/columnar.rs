@@ -159,7 +159,7 @@ impl Column {
             kind,
             DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) | DataType::ListView(_)
         );
-        if uses.number && kind.is_numeric() || uses.number && kind == DataType::Boolean {
+        if uses.number && (kind.is_numeric() || kind == DataType::Boolean) {
             let numbers = arrow_cast::cast(array, &DataType::Float64).map_err(|e| e.to_string())?;
             column.number = Some(numbers.as_primitive::<Float64Type>().clone());
         }
@@ -170,7 +170,7 @@ impl Column {
             let values = lists.values().as_string::<i64>().clone();
             column.list = Some((lists, values));
         }
-        if (uses.text || uses.list && !is_list || uses.number && column.number.is_none()) && is_list {
+        if is_list && (uses.text || (uses.number && column.number.is_none())) {
             return Err(format!("it holds {kind}, of which only a list column can be made"));
         }
         if uses.text || (uses.number && column.number.is_none()) || (uses.list && column.list.is_none()) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::batch::GroupLayout;
+#[cfg(not(target_arch = "wasm32"))]
 use super::encoder::FittedEncoder;
 use super::error::DataError;
 use super::loader::{Loader, LoaderOptions, Order};
