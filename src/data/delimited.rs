@@ -60,16 +60,32 @@ impl Parser {
     ) {
         SCRATCH.with_borrow_mut(|marks| {
             // compiled for what this processor has: counting and clearing bits is most of the work
+            #[cfg(not(target_arch = "wasm32"))]
             pulp::Arch::new().dispatch(
                 #[inline(always)]
-                || {
-                    let ascii = marks.find(&text[from..], from, self.format.delimiter);
-                    // in a damaged file most lines may be none
-                    rows.expect(marks.lines.len().min(text.len() / 32), self.plan.width());
-                    self.parse_lines(text, offset, line, stop, marks, ascii, rows, problems);
-                },
+                || self.parse_marked(text, offset, from, line, stop, marks, rows, problems),
             );
+            #[cfg(target_arch = "wasm32")]
+            self.parse_marked(text, offset, from, line, stop, marks, rows, problems);
         });
+    }
+
+    #[inline(always)]
+    fn parse_marked<S: Sink>(
+        &self,
+        text: &[u8],
+        offset: u64,
+        from: usize,
+        line: u64,
+        stop: bool,
+        marks: &mut Marks,
+        rows: &mut S,
+        problems: &mut Problems,
+    ) {
+        let ascii = marks.find(&text[from..], from, self.format.delimiter);
+        // in a damaged file most lines may be none
+        rows.expect(marks.lines.len().min(text.len() / 32), self.plan.width());
+        self.parse_lines(text, offset, line, stop, marks, ascii, rows, problems);
     }
 
     #[inline(always)]
