@@ -119,7 +119,8 @@ pub struct DataArgs {
     /// Shares of --train for training, validation and test, in place of --valid, such as 0.8,0.1,0.1
     #[arg(long, value_name = "SHARES", conflicts_with = "valid")]
     pub split: Option<String>,
-    /// What decides a row's part: random, group:COLUMN (equal values stay together), time:COLUMN (the latest test)
+    /// What decides a row's part: random, random:SEED, group:COLUMN (equal values stay together), time:COLUMN (the
+    /// latest test)
     #[arg(long, value_name = "RULE", requires = "split", conflicts_with = "valid")]
     pub split_by: Option<String>,
     /// Format of the files [default: data.format of the configuration, told from the content]
@@ -175,7 +176,7 @@ pub struct TrainArgs {
     /// The device.
     #[command(flatten)]
     pub device: DeviceArg,
-    /// Print JSON lines to stdout, one a logged step or evaluation, the last the summary
+    /// Print JSON lines to stdout, one a logged step or evaluation, then the summary (and the test rows' metrics)
     #[arg(long)]
     pub json: bool,
     /// Replace a finished run in --out

@@ -116,7 +116,7 @@ pub fn open(
     let policy = args.on_bad_row.unwrap_or_default();
     let split = match (&known, args.split.as_deref()) {
         (Some(known), _) => known.split.clone(),
-        (None, Some(shares)) => Some(split(shares, args.split_by.as_deref(), cfg, &train, &schema)?),
+        (None, Some(shares)) => Some(split(shares, args.split_by.as_deref(), &train, &schema)?),
         (None, None) => None,
     };
     let part = |p: Part| split.as_ref().map(|s| train.part(s, p));
@@ -198,24 +198,29 @@ pub fn open(
     })
 }
 
-/// Leaves a temporary file to the end of the program.
+static KEPT: std::sync::Mutex<Vec<tempfile::NamedTempFile>> = std::sync::Mutex::new(vec![]);
+
+/// Leaves a temporary file to the end of the command.
 fn keep(spool: Option<tempfile::NamedTempFile>) {
-    static KEPT: std::sync::Mutex<Vec<tempfile::NamedTempFile>> = std::sync::Mutex::new(vec![]);
     KEPT.lock().unwrap_or_else(|e| e.into_inner()).extend(spool);
 }
 
+/// Removes what was kept; statics are not dropped.
+pub fn clean() {
+    KEPT.lock().unwrap_or_else(|e| e.into_inner()).clear();
+}
+
 /// The split that the arguments ask for; by time, all rows are read for the cuts.
-fn split(
-    shares: &str,
-    by: Option<&str>,
-    cfg: &Config,
-    source: &Source,
-    schema: &Schema,
-) -> anyhow::Result<Split> {
+fn split(shares: &str, by: Option<&str>, source: &Source, schema: &Schema) -> anyhow::Result<Split> {
     let shares = parse_shares(shares).map_err(|e| anyhow::anyhow!("--split: {e}"))?;
-    let seed = cfg.train.seed;
+    // not the run's seed: runs of several seeds are measured on the same rows
+    let seed = 1;
     let by = match by.map(|b| b.split_once(':').unwrap_or((b, ""))) {
         None | Some(("random", "")) => SplitBy::Random { seed },
+        Some(("random", text)) => match text.parse() {
+            Ok(seed) => SplitBy::Random { seed },
+            Err(_) => bail!("--split-by random:{text}: the seed is not a whole number"),
+        },
         Some(("group", column)) if !column.is_empty() => SplitBy::Group { column: column.into(), seed },
         Some(("time", column)) if !column.is_empty() => {
             let times = times(source, schema, column)?;
@@ -226,7 +231,7 @@ fn split(
             };
             SplitBy::Time { column: column.into(), cuts }
         }
-        Some(_) => bail!("--split-by takes random, group:COLUMN or time:COLUMN"),
+        Some(_) => bail!("--split-by takes random, random:SEED, group:COLUMN or time:COLUMN"),
     };
     Ok(Split { shares, by })
 }

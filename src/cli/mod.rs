@@ -46,7 +46,9 @@ pub fn main() -> ExitCode {
         Err(e) => return report_usage(&e),
     };
     start_logging();
-    match dispatch(cli.command) {
+    let done = dispatch(cli.command);
+    data::clean();
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) if e.is::<output::StdoutClosed>() => ExitCode::from(CLOSED),
         Err(e) if e.is::<crate::train::events::Interrupted>() => ExitCode::from(INTERRUPTED),

@@ -63,6 +63,8 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
         let result = write(&mut out).and_then(|()| out.flush());
         result.map_err(|e| match e.kind() {
             io::ErrorKind::BrokenPipe => super::output::StdoutClosed.into(),
+            // the CSV writer wraps it
+            _ if e.to_string().contains("Broken pipe") => super::output::StdoutClosed.into(),
             _ => anyhow::anyhow!("cannot write to standard output: {e}"),
         })
     } else {

@@ -196,7 +196,20 @@ fn check_data(out: &Path, jobs: &[Job]) -> anyhow::Result<()> {
         let seconds = time.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok()).map(|d| d.as_secs());
         Some(json!({"path": path, "bytes": meta.map(|m| m.len()), "modified": seconds}))
     };
-    let now = json!({"train": of("--train"), "valid": of("--valid")});
+    // what else decides the rows
+    let word = |name: &str| {
+        let at = job.argv.iter().rposition(|a| a == name);
+        let joined =
+            || job.argv.iter().rev().find_map(|a| a.strip_prefix(&format!("{name}=")).map(str::to_owned));
+        at.and_then(|i| job.argv.get(i + 1)).cloned().or_else(joined)
+    };
+    let now = json!({
+        "train": of("--train"),
+        "valid": of("--valid"),
+        "split": word("--split"),
+        "split_by": word("--split-by"),
+        "on_bad_row": word("--on-bad-row"),
+    });
     let path = out.join(RECORD);
     let Ok(text) = std::fs::read(&path) else {
         let bytes = serde_json::to_vec_pretty(&now)?;
@@ -205,6 +218,18 @@ fn check_data(out: &Path, jobs: &[Job]) -> anyhow::Result<()> {
     let then: Value = serde_json::from_slice(&text).with_context(|| {
         format!("{}: not valid JSON; remove it, or name another folder with --out", path.display())
     })?;
+    for key in ["split", "split_by", "on_bad_row"] {
+        if then[key] != now[key] {
+            let show = |v: &Value| v.as_str().map_or("nothing".into(), str::to_owned);
+            bail!(
+                "the runs in {} were trained with --{} {}, not {}; name another folder with --out",
+                out.display(),
+                key.replace('_', "-"),
+                show(&then[key]),
+                show(&now[key])
+            );
+        }
+    }
     for key in ["train", "valid"] {
         if then[key] != now[key] {
             let name = now[key]["path"].as_str().or(then[key]["path"].as_str()).unwrap_or("(none)");

@@ -40,7 +40,7 @@ struct DataRecord {
     #[serde(flatten)]
     data: DataArgs,
     /// The split that they came to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "parts", default, skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
     /// Bytes of each training file.
     #[serde(default)]
@@ -96,8 +96,11 @@ impl DataRecord {
             ("auto", Some(b)) => b.device.clone(),
             (word, _) => word.to_owned(),
         };
+        let piped = |b: &DataRecord| b.data.train.iter().any(|p| p.as_os_str() == "-");
         if let Some(b) = b
             && b.sizes != sizes
+            && !piped(b)
+            && data.train.iter().all(|p| p.exists())
         {
             bail!(
                 "{}: the training files are not those that the run began with (bytes: {:?}, then {:?}); give the same ones with --train",
@@ -226,7 +229,13 @@ fn take_up(
         .chain(args.epochs.map(|_| "train.epochs".into()))
         .collect();
     let resumed = trainer.resume(folder, &on_purpose, &mut |line| eprintln!("{line}"))?;
-    let Some(r) = &resumed else { return Ok(None) };
+    let Some(r) = &resumed else {
+        ensure!(
+            !finished,
+            "{name}: finished, and its checkpoints are gone: it cannot go on; train again with --out"
+        );
+        return Ok(None);
+    };
     let p = trainer.progress();
     if finished && trainer.is_done() {
         match p.epoch < cfg.train.epochs {

@@ -26,6 +26,8 @@ type Batches = Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send>;
 pub(crate) struct Columnar {
     /// Names of all its columns.
     pub names: Vec<String>,
+    /// Which of them hold lists.
+    pub lists: Vec<bool>,
     batches: Batches,
     /// Rows that came before.
     rows: u64,
@@ -101,7 +103,8 @@ impl Columnar {
 
     fn new(schema: SchemaRef, batches: Batches) -> Columnar {
         let names = schema.fields().iter().map(|f| f.name().clone()).collect();
-        Columnar { names, batches, rows: 0 }
+        let lists = schema.fields().iter().map(|f| is_list(f.data_type())).collect();
+        Columnar { names, lists, batches, rows: 0 }
     }
 
     /// The next batch, with the number of rows that came before it.
@@ -132,12 +135,21 @@ fn broken(path: &Path, kind: &str, problem: &str) -> DataError {
     DataError::Format { path: path.to_path_buf(), problem }
 }
 
+fn is_list(kind: &DataType) -> bool {
+    matches!(
+        kind,
+        DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) | DataType::ListView(_)
+    )
+}
+
 /// One column of a batch in the forms that its uses need.
 #[derive(Default)]
 struct Column {
     number: Option<Float64Array>,
     text: Option<LargeStringArray>,
     list: Option<(LargeListArray, LargeStringArray)>,
+    /// The values of a list as one text, `|` between them.
+    joined: bool,
 }
 
 fn text_of(array: &ArrayRef) -> Result<LargeStringArray, String> {
@@ -155,25 +167,27 @@ impl Column {
         let uses = plan.uses(i);
         let mut column = Column::default();
         let kind = array.data_type().clone();
-        let is_list = matches!(
-            kind,
-            DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) | DataType::ListView(_)
-        );
+        let is_list = is_list(&kind);
         if uses.number && (kind.is_numeric() || kind == DataType::Boolean) {
             let numbers = arrow_cast::cast(array, &DataType::Float64).map_err(|e| e.to_string())?;
             column.number = Some(numbers.as_primitive::<Float64Type>().clone());
         }
-        if uses.list && is_list {
+        // what is only copied to an output is joined
+        column.joined = is_list && uses.text && plan.only_passed(i);
+        if (uses.list || column.joined) && is_list {
             let inner = Arc::new(Field::new_list_field(DataType::LargeUtf8, true));
             let lists = arrow_cast::cast(array, &DataType::LargeList(inner)).map_err(|e| e.to_string())?;
             let lists = lists.as_list::<i64>().clone();
             let values = lists.values().as_string::<i64>().clone();
             column.list = Some((lists, values));
         }
-        if is_list && (uses.text || (uses.number && column.number.is_none())) {
+        if is_list && ((uses.text && !column.joined) || (uses.number && column.number.is_none())) {
             return Err(format!("it holds {kind}, of which only a list column can be made"));
         }
-        if uses.text || (uses.number && column.number.is_none()) || (uses.list && column.list.is_none()) {
+        if (uses.text && !column.joined)
+            || (uses.number && column.number.is_none())
+            || (uses.list && column.list.is_none())
+        {
             column.text = Some(text_of(array)?);
         }
         Ok(column)
@@ -268,6 +282,12 @@ pub(crate) fn rows_of<S: Sink>(
                             items[i].push(add(values.value(k), name, &mut text));
                         }
                     }
+                }
+                if column.joined {
+                    let parts: Vec<&[u8]> =
+                        items[i].iter().map(|&(a, b)| &text[a as usize..b as usize]).collect();
+                    let all = String::from_utf8_lossy(&parts.join(&b'|')).into_owned();
+                    ranges[i] = add(&all, name, &mut text);
                 }
             }
         }

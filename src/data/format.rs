@@ -206,30 +206,21 @@ fn sparse(head: &[u8], o: &FormatOptions) -> Option<bool> {
     if pairs * 2 > all { Some(false) } else { (triples * 2 > all).then_some(true) }
 }
 
-/// The delimiter that most lines have in the same number, the more the better.
+/// The delimiter that most records have in the same number, the more the better; a quoted field may hold anything.
 fn guess_delimiter(head: &[u8], o: &FormatOptions) -> Option<u8> {
-    let lines: Vec<&[u8]> = lines(head, o).collect();
-    let count = |line: &[u8], d: u8| {
-        let mut quoted = false;
-        let mut n = 0;
-        for &b in line {
-            quoted ^= b == b'"';
-            n += usize::from(b == d && !quoted);
-        }
-        n
-    };
+    let quote = o.quote.unwrap_or(Some(b'"'));
     let score = |d: u8| {
-        let mut counts: Vec<usize> = lines.iter().map(|l| count(l, d)).collect();
+        let format = Delimited { delimiter: d, quote, header: None, criteo: false };
+        let records = super::delimited::sample(head, &format, o.comment.as_bytes(), 64);
+        let mut counts: Vec<usize> = records.iter().map(|r| r.values.len() - 1).collect();
         counts.sort_unstable();
         let typical = *counts.get(counts.len() / 2)?;
         let alike = counts.iter().filter(|&&c| c == typical).count();
         (typical > 0 && alike * 5 >= counts.len() * 4).then_some((alike * 100 / counts.len(), typical, d))
     };
-    b"\t,;|"
-        .iter()
-        .filter_map(|&d| score(d))
-        .max_by_key(|&(alike, typical, _)| (alike / 10, typical))
-        .map(|s| s.2)
+    let best =
+        b"\t,;|".iter().filter_map(|&d| score(d)).max_by_key(|&(alike, typical, _)| (alike / 10, typical));
+    best.map(|s| s.2)
 }
 
 #[cfg(test)]

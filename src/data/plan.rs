@@ -246,6 +246,12 @@ impl Plan {
         self.width
     }
 
+    /// Whether a field is text for an output and nothing else that needs its text.
+    #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
+    pub fn only_passed(&self, i: usize) -> bool {
+        !self.single.iter().any(|s| s.0 == i) && ![self.label, self.group, self.key].contains(&Some(i))
+    }
+
     /// What a field is used as.
     pub fn uses(&self, i: usize) -> Uses {
         let number = self.numeric.iter().any(|n| n.0 == i) || self.weight == Some(i);

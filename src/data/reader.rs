@@ -143,9 +143,14 @@ impl std::fmt::Debug for Reader {
 impl Reader {
     fn new(source: Source, schema: &Schema) -> Result<Reader, DataError> {
         schema.validate()?;
+        let mut schema = schema.clone();
+        if source.read.labels == Labels::Optional {
+            // rows that are only scored need neither
+            (schema.weight, schema.group) = (None, None);
+        }
         let mut reader = Reader {
             source,
-            schema: Arc::new(schema.clone()),
+            schema: Arc::new(schema),
             file: 0,
             open: None,
             formats: vec![],

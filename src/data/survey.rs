@@ -9,7 +9,7 @@ use super::error::DataError;
 use super::format::{Format, resolve};
 use super::plan::parse_number;
 use super::reader::{Labels, ReadOptions, RowPolicy, Source};
-use super::schema::{CategoricalColumn, Encoding, Schema};
+use super::schema::{CategoricalColumn, Encoding, ListOptions, Pooling, Schema};
 use super::split::time_of;
 use super::vocab::Interner;
 
@@ -47,6 +47,8 @@ pub struct ColumnSurvey {
     pub examples: Vec<String>,
     /// What a person should look at.
     pub warnings: Vec<String>,
+    /// Whether its cells are lists.
+    pub lists: bool,
     #[serde(skip)]
     values: Interner,
     #[serde(skip)]
@@ -83,11 +85,18 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     let path = source.places[0].name();
     let (head, _) = source.places[0].open(&source.format)?;
     let fail = |problem: String| DataError::Format { path: path.clone(), problem };
+    if head.iter().all(u8::is_ascii_whitespace) {
+        return Err(DataError::Empty { path, expected: "rows of data".into() });
+    }
     let shape = resolve(&head, &source.format).map_err(fail)?;
     let mut source = source.clone();
     source.read = ReadOptions { policy: RowPolicy::Skip, labels: Labels::Optional };
+    // which columns hold lists, in a columnar file
+    let mut lists: Vec<bool> = vec![];
     let (names, header) = match &shape {
         Format::Delimited(d) if d.criteo => {
+            // as any other text, so that each column is looked at
+            (source.format.format, source.format.header) = (super::format::FormatName::Tsv, Some(false));
             (Schema::criteo(super::schema::Transform::Log, true, ENCODING).file, false)
         }
         Format::Delimited(d) => {
@@ -113,10 +122,16 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
             )));
         }
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
-        Format::Parquet => (super::columnar::Columnar::parquet(&source.places[0], |_| true)?.names, true),
+        Format::Parquet => {
+            let file = super::columnar::Columnar::parquet(&source.places[0], |_| true)?;
+            lists = file.lists;
+            (file.names, true)
+        }
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
         Format::Arrow { stream } => {
-            (super::columnar::Columnar::arrow(&source.places[0], *stream)?.names, true)
+            let file = super::columnar::Columnar::arrow(&source.places[0], *stream)?;
+            lists = file.lists;
+            (file.names, true)
         }
         #[cfg(not(all(feature = "formats", not(target_arch = "wasm32"))))]
         _ => return Err(fail("is columnar, which this build does not read".into())),
@@ -132,8 +147,12 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     if let Some(empty) = names.iter().position(String::is_empty) {
         return Err(fail(format!("column {} has no name in the header; give it one", empty + 1)));
     }
-    let schema = all_text(&names);
+    let schema = all_text(&names, &lists);
+    for (column, list) in columns.iter_mut().zip(&lists) {
+        column.lists = *list;
+    }
     let mut reader = source.open(&schema)?;
+    let limit = if most == 0 { u64::MAX } else { most };
     let (mut rows, mut complete) = (0, false);
     let width = names.len();
     while most == 0 || rows < most {
@@ -144,10 +163,17 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         for raw in &chunks {
             rows += raw.len() as u64;
             for (j, column) in columns.iter_mut().enumerate() {
-                (0..raw.len()).for_each(|r| column.push(raw.field(r * width + j)));
+                for r in 0..raw.len().min((limit - (rows - raw.len() as u64).min(limit)) as usize) {
+                    if column.lists {
+                        column.push_list(raw.list(r * width + j));
+                    } else {
+                        column.push(raw.field(r * width + j));
+                    }
+                }
             }
         }
     }
+    let rows = rows.min(limit);
     let skipped = reader.skipped().clone();
     let label = match label {
         Some(name) if !names.iter().any(|n| n == name) => {
@@ -177,9 +203,14 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
 const ENCODING: Encoding = Encoding::Vocabulary { min_count: 1, max_size: None };
 
 /// A schema in which every column is text and none the label.
-fn all_text(names: &[String]) -> Schema {
+fn all_text(names: &[String], lists: &[bool]) -> Schema {
+    let list = |i: usize| {
+        let options = ListOptions { separator: '|', pooling: Pooling::Mean, max_length: 0 };
+        lists.get(i).copied().unwrap_or(false).then_some(options)
+    };
+    let column = |(i, n)| CategoricalColumn { list: list(i), ..CategoricalColumn::single(n, ENCODING) };
     Schema {
-        categorical: names.iter().map(|n| CategoricalColumn::single(n, ENCODING)).collect(),
+        categorical: names.iter().enumerate().map(column).collect(),
         label: super::schema::LabelColumn { name: "(no label)".into(), positive: None },
         file: names.to_vec(),
         ..Schema::default()
@@ -225,6 +256,12 @@ fn guess_label(columns: &[ColumnSurvey]) -> Option<String> {
 }
 
 impl ColumnSurvey {
+    fn push_list<'a>(&mut self, items: impl ExactSizeIterator<Item = &'a [u8]>) {
+        let (rows, missing) = (self.rows + 1, self.missing + u64::from(items.len() == 0));
+        items.for_each(|item| self.push(item));
+        (self.rows, self.missing) = (rows, missing);
+    }
+
     fn push(&mut self, value: &[u8]) {
         self.rows += 1;
         if value.is_empty() {
@@ -263,7 +300,9 @@ impl ColumnSurvey {
         let present = self.rows - self.missing;
         let name = self.name.to_ascii_lowercase();
         let id_name = name == "id" || name.ends_with("id") || name.ends_with("_code") || name.contains("zip");
-        self.kind = if self.distinct <= 1 {
+        self.kind = if self.lists {
+            "list"
+        } else if self.distinct <= 1 {
             self.warnings.push(match self.distinct {
                 0 => "always missing".into(),
                 _ => "the same value in every row".into(),
@@ -332,7 +371,7 @@ impl Survey {
                     let y = raw.field(r * width + at);
                     positives += u64::from(y == b"1");
                     for (j, e) in equal.iter_mut().enumerate() {
-                        *e &= raw.field(r * width + j) == y;
+                        *e = *e && !self.columns[j].lists && raw.field(r * width + j) == y;
                     }
                 }
                 rows += raw.len() as u64;
@@ -389,7 +428,7 @@ impl Survey {
         }
         let _ = writeln!(t, "\n[data]");
         match &self.shape {
-            Format::Delimited(d) if d.criteo => _ = writeln!(t, "format = \"criteo\""),
+            Format::Delimited(d) if d.criteo => _ = writeln!(t, "format = \"tsv\"\nheader = \"no\""),
             Format::Delimited(d) => {
                 let _ = writeln!(t, "format = \"{}\"", if d.delimiter == b'\t' { "tsv" } else { "csv" });
                 let _ = writeln!(t, "delimiter = {}", quote(&char::from(d.delimiter).to_string()));

@@ -87,6 +87,11 @@ pub enum RunError {
         "{0} has no weights.safetensors: the run did not reach its first checkpoint; train again with --out {0}"
     )]
     NoWeights(String),
+    /// A run that was stopped before its first evaluation.
+    #[error(
+        "{0} has no weights.safetensors: it was stopped before its first evaluation, or the file is gone; go on with: birkhoff train --resume {0}"
+    )]
+    NoEvaluation(String),
     /// A folder without a configuration.
     #[error(
         "{0} has no config.toml: it is not a run folder; give the folder that `birkhoff train --out` wrote"
@@ -219,7 +224,10 @@ impl RunFolder {
             return Err(RunError::NoConfig(name));
         }
         if !path.join(WEIGHTS).is_file() {
-            return Err(RunError::NoWeights(name));
+            return Err(match checkpoints(path).is_empty() {
+                true => RunError::NoWeights(name),
+                false => RunError::NoEvaluation(name),
+            });
         }
         Ok(Self { path: path.to_owned(), notice: None, lock: None })
     }
