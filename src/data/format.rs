@@ -218,6 +218,12 @@ fn guess_delimiter(head: &[u8], o: &FormatOptions) -> Option<u8> {
         let alike = counts.iter().filter(|&&c| c == typical).count();
         (typical > 0 && alike * 5 >= counts.len() * 4).then_some((alike * 100 / counts.len(), typical, d))
     };
+    let whole = Delimited { delimiter: b'\t', quote, header: None, criteo: false };
+    if super::delimited::sample(head, &whole, o.comment.as_bytes(), 1).is_empty() {
+        // the first line is longer than what is looked at
+        let count = |d: &u8| head.iter().filter(|b| *b == d).count();
+        return b"\t,;|".iter().copied().max_by_key(count).filter(|d| count(d) > 0);
+    }
     let best =
         b"\t,;|".iter().filter_map(|&d| score(d)).max_by_key(|&(alike, typical, _)| (alike / 10, typical));
     best.map(|s| s.2)
