@@ -1,33 +1,11 @@
 //! Data as a user brings it: CSV, Parquet, compressed, piped; schemas, splits, caches; what `predict` writes.
 
 use std::io::Write;
+mod program;
+
+use program::{birkhoff, fails, ok, s};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
-
-fn birkhoff(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_birkhoff")).args(args).output().expect("the binary runs")
-}
-
-fn ok(args: &[&str]) -> String {
-    let o = birkhoff(args);
-    assert!(o.status.success(), "{args:?}: {}", String::from_utf8_lossy(&o.stderr));
-    String::from_utf8(o.stdout).unwrap()
-}
-
-/// Exit code 2 and one line that holds every given part.
-fn fails(args: &[&str], parts: &[&str]) {
-    let o = birkhoff(args);
-    let err = String::from_utf8_lossy(&o.stderr);
-    let errors: Vec<&str> = err.lines().filter(|l| l.starts_with("error")).collect();
-    assert_eq!((o.status.code(), errors.len()), (Some(2), 1), "{args:?}: {err}");
-    for p in parts {
-        assert!(errors[0].contains(p), "{args:?}: {:?} does not say {p:?}", errors[0]);
-    }
-}
-
-fn s(p: &Path) -> &str {
-    p.to_str().unwrap()
-}
+use std::process::{Command, Stdio};
 
 const SMALL: [&str; 12] = [
     "--device",

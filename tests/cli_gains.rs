@@ -3,22 +3,10 @@
 use birkhoff::diagnose::{ModelCard, Snapshot, TimeReport};
 use birkhoff::train::history::{self, History};
 use birkhoff::train::trainer::Event;
+mod program;
+
+use program::{birkhoff, ok, s};
 use std::path::Path;
-use std::process::{Command, Output};
-
-fn birkhoff(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_birkhoff")).args(args).output().expect("the binary runs")
-}
-
-fn ok(args: &[&str]) -> String {
-    let o = birkhoff(args);
-    assert!(o.status.success(), "{args:?}: {}", String::from_utf8_lossy(&o.stderr));
-    String::from_utf8(o.stdout).unwrap()
-}
-
-fn s(p: &Path) -> &str {
-    p.to_str().unwrap()
-}
 
 fn train(dir: &Path, name: &str, sets: &[&str]) -> std::path::PathBuf {
     let (data, run) = (dir.join("rows.tsv"), dir.join(name));

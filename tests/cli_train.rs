@@ -1,34 +1,9 @@
 //! The commands as a user types them: train, eval, predict, inspect; and what bad input gives.
 
+mod program;
+
+use program::{birkhoff, fails, ok, s};
 use std::path::Path;
-use std::process::{Command, Output};
-
-fn birkhoff(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_birkhoff")).args(args).output().expect("the binary runs")
-}
-
-fn ok(args: &[&str]) -> String {
-    let o = birkhoff(args);
-    assert!(o.status.success(), "{args:?}: {}", String::from_utf8_lossy(&o.stderr));
-    String::from_utf8(o.stdout).unwrap()
-}
-
-/// Exit code 2 and one line that holds every given part.
-fn fails(args: &[&str], parts: &[&str]) {
-    let o = birkhoff(args);
-    let err = String::from_utf8_lossy(&o.stderr);
-    let errors: Vec<&str> = err.lines().filter(|l| l.starts_with("error")).collect();
-    assert_eq!(o.status.code(), Some(2), "{args:?}: {err}");
-    assert_eq!(errors.len(), 1, "{args:?}: {err}");
-    assert!(!err.contains("panicked"), "{err}");
-    for p in parts {
-        assert!(errors[0].contains(p), "{args:?}: {:?} does not say {p:?}", errors[0]);
-    }
-}
-
-fn s(p: &Path) -> &str {
-    p.to_str().unwrap()
-}
 
 const SMALL: [&str; 10] = [
     "--device",

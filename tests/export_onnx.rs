@@ -13,8 +13,10 @@ use birkhoff::train::infer::{tensor_specs, to_tensors};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+mod program;
+
+use program::{birkhoff, ok, s};
 use std::path::Path;
-use std::process::Command;
 
 /// The tolerance on scores.
 const SCORE: f64 = 1e-5;
@@ -348,20 +350,6 @@ fn weights_beside_the_model_and_ids_out_of_range() {
     for s in tensor_specs(&m.params) {
         assert_eq!(names[&s.name], json!(s.shape), "{}", s.name);
     }
-}
-
-fn birkhoff(args: &[&str]) -> std::process::Output {
-    Command::new(env!("CARGO_BIN_EXE_birkhoff")).args(args).output().expect("the binary runs")
-}
-
-fn ok(args: &[&str]) -> String {
-    let o = birkhoff(args);
-    assert!(o.status.success(), "{args:?}: {}", String::from_utf8_lossy(&o.stderr));
-    String::from_utf8(o.stdout).unwrap()
-}
-
-fn s(p: &Path) -> &str {
-    p.to_str().unwrap()
 }
 
 /// Trains on 2000 rows into `run`, scores the rows in `valid.tsv`.

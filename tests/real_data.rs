@@ -1,8 +1,10 @@
 //! Real logs, where they are (`BIRKHOFF_DATA`, else ../shared/data): the examples' configurations load them, train
 //! and report; the traps that real files hold are met. None of these files is part of the project.
 
+mod program;
+
+use program::{birkhoff, ok};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 /// A data set's folder, or a line that says it is not there.
 fn data(name: &str) -> Option<PathBuf> {
@@ -14,20 +16,6 @@ fn data(name: &str) -> Option<PathBuf> {
         return None;
     }
     Some(path)
-}
-
-fn birkhoff(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_birkhoff"))
-        .args(args)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("the binary runs")
-}
-
-fn ok(args: &[&str]) -> String {
-    let o = birkhoff(args);
-    assert!(o.status.success(), "{args:?}: {}", String::from_utf8_lossy(&o.stderr));
-    String::from_utf8(o.stdout).unwrap()
 }
 
 /// `check` of files by an example's columns: good rows and positives.

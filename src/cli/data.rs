@@ -111,9 +111,8 @@ pub fn open(
     let schema = schema(&cfg.data)?;
     let (train_places, spool) = places(&args.train)?;
     let mut notes = vec![];
-    let train =
-        source(train_places, &cfg.data, &schema, args.on_bad_row.unwrap_or_default(), Labels::Required)?;
     let policy = args.on_bad_row.unwrap_or_default();
+    let train = source(train_places, &cfg.data, &schema, policy, Labels::Required)?;
     let split = match (&known, args.split.as_deref()) {
         (Some(known), _) => known.split.clone(),
         (None, Some(shares)) => Some(split(shares, args.split_by.as_deref(), &train, &schema)?),
@@ -159,8 +158,7 @@ pub fn open(
     if first.is_empty() {
         bail!("{}: no rows to validate on; change --split or --valid", validating.name());
     }
-    for file in [&training, &validating] {
-        let reader = file.open(&encoder.schema)?;
+    for (file, reader) in [(&training, &training.open(&encoder.schema)?), (&validating, &reader)] {
         if let Some(format) = reader.formats().first()
             && cfg.data.format == config::Format::Auto
         {
@@ -170,10 +168,9 @@ pub fn open(
             }
         }
     }
-    let feed = |source: Source, rows: Option<u64>| -> anyhow::Result<Feed> {
+    let feed = |source: Source| -> anyhow::Result<Feed> {
         let mut files = Files::new(source, encoder.clone());
         files.shuffle = cfg.data.shuffle_rows;
-        files.rows = rows;
         files.cache = match args.cache.as_deref() {
             None => None,
             Some(folder) if folder == Path::new("memory") => Some(Cache::memory()),
@@ -185,17 +182,10 @@ pub fn open(
         Ok(files.into())
     };
     let test = match part(Part::Test) {
-        Some(source) if split.as_ref().is_some_and(|s| s.shares[2] > 0.0) => Some(feed(source, None)?),
+        Some(source) if split.as_ref().is_some_and(|s| s.shares[2] > 0.0) => Some(feed(source)?),
         _ => None,
     };
-    Ok(Opened {
-        train: feed(training, Some(encoder.rows))?,
-        valid: feed(validating, None)?,
-        test,
-        split,
-        notes,
-        encoder,
-    })
+    Ok(Opened { train: feed(training)?, valid: feed(validating)?, test, split, notes, encoder })
 }
 
 static KEPT: std::sync::Mutex<Vec<tempfile::NamedTempFile>> = std::sync::Mutex::new(vec![]);
@@ -259,9 +249,4 @@ fn times(source: &Source, schema: &Schema, column: &str) -> anyhow::Result<Vec<f
         }
     }
     Ok(times)
-}
-
-/// Rows for a reader of files that are read once, such as `eval`'s.
-pub fn files(source: Source, encoder: Arc<FittedEncoder>) -> Arc<Files> {
-    Arc::new(Files::new(source, encoder))
 }

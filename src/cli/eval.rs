@@ -3,7 +3,7 @@
 use super::args::EvalArgs;
 use super::output;
 use super::train::{report_skipped, spinner};
-use crate::data::feed::Feed;
+use crate::data::feed::{Feed, Files};
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::data::metrics::Detail;
 use crate::data::reader::Labels;
@@ -29,7 +29,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let source =
         super::data::source(places, &run.config.data, &encoder.schema, args.on_bad_row, Labels::Required)?;
     let name = source.name();
-    let feed = Feed::Files(super::data::files(source, encoder));
+    let feed = Feed::from(Files::new(source, encoder));
     let (detail, loader) = measure(&mut run, &feed)?;
     report_skipped(Path::new(&name), loader.skipped());
     if args.json {

@@ -2,7 +2,7 @@
 
 use super::args::{OutFormat, PredictArgs};
 use super::train::{report_skipped, spinner};
-use crate::data::feed::Feed;
+use crate::data::feed::{Feed, Files};
 use crate::data::loader::{LoaderOptions, Order};
 use crate::data::metrics::sigmoid;
 use crate::data::reader::Labels;
@@ -30,7 +30,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
         super::data::source(places, &run.config.data, &encoder.schema, args.on_bad_row, Labels::Optional)?;
     source.passed = args.columns.clone();
     let name = source.name();
-    let feed = Feed::Files(super::data::files(source, encoder));
+    let feed = Feed::from(Files::new(source, encoder));
     let options = LoaderOptions::new(run.scorer.batch);
     let mut loader = feed.loader(run.inputs.groups.clone(), Order::Sequential, options)?;
     let bar = spinner(false, "scoring");

@@ -56,6 +56,7 @@ impl DataRecord {
             true => p.clone(),
             false => std::path::absolute(p).unwrap_or_else(|_| p.clone()),
         };
+        let piped = |files: &[PathBuf]| files.iter().any(|p| p.as_os_str() == "-");
         let path = args.folder().join(DATA);
         let before: Option<DataRecord> = match (&args.resume, std::fs::read(&path)) {
             (None, _) => None,
@@ -87,7 +88,7 @@ impl DataRecord {
         }
         // what was piped in is gone
         ensure!(
-            args.resume.is_none() || !data.train.iter().any(|p| p.as_os_str() == "-"),
+            args.resume.is_none() || !piped(&data.train),
             "the run was trained on standard input, which cannot be read again; give the same rows as --train FILE"
         );
         let size = |p: &PathBuf| std::fs::metadata(p).map_or(0, |m| m.len());
@@ -96,10 +97,9 @@ impl DataRecord {
             ("auto", Some(b)) => b.device.clone(),
             (word, _) => word.to_owned(),
         };
-        let piped = |b: &DataRecord| b.data.train.iter().any(|p| p.as_os_str() == "-");
         if let Some(b) = b
             && b.sizes != sizes
-            && !piped(b)
+            && !piped(&b.data.train)
             && data.train.iter().all(|p| p.exists())
         {
             bail!(

@@ -4,7 +4,7 @@
 //! of what else decides the rows. It is written under another name and renamed when a pass is whole.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,8 @@ use super::packed::{pack, unpack};
 use super::reader::Source;
 use super::rows::{Rows, SkipReport};
 
-const MAGIC: &[u8; 8] = b"bkrows\x00\x01";
+/// A file is its blocks, each behind its length; what was found; the length of the blocks; this.
+const MAGIC: &[u8; 8] = b"bkrows\x00\x02";
 
 /// What a pass over the rows found besides them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -83,15 +84,25 @@ impl Cache {
                 Ok(kept.map(|k| CacheReader { found: k.found, blocks: Blocks::Memory(k.blocks, 0) }))
             }
             Cache::File(path) => {
-                let Ok(file) = File::open(path) else { return Ok(None) };
-                let mut file = BufReader::with_capacity(1 << 20, file);
-                let mut head = [0; 8];
-                let Ok(Some(found)) = file
-                    .read_exact(&mut head)
-                    .map(|()| (head == *MAGIC).then(|| frame(&mut file).ok().flatten()).flatten())
-                else {
-                    return Ok(None);
+                // a file that does not end as one should is as good as none
+                let open = || -> std::io::Result<(BufReader<std::io::Take<File>>, Vec<u8>)> {
+                    let mut file = File::open(path)?;
+                    let size = file.metadata()?.len();
+                    let mut tail = [0; 16];
+                    file.seek(SeekFrom::End(-16))?;
+                    file.read_exact(&mut tail)?;
+                    let (blocks, magic) = tail.split_at(8);
+                    let blocks = u64::from_le_bytes(blocks.try_into().map_err(std::io::Error::other)?);
+                    if magic != MAGIC || blocks > size - 16 {
+                        return Err(std::io::ErrorKind::InvalidData.into());
+                    }
+                    let mut found = Vec::new();
+                    file.seek(SeekFrom::Start(blocks))?;
+                    (&file).take(size - 16 - blocks).read_to_end(&mut found)?;
+                    file.rewind()?;
+                    Ok((BufReader::with_capacity(1 << 20, file.take(blocks)), found))
                 };
+                let Ok((file, found)) = open() else { return Ok(None) };
                 let Ok(found) = serde_json::from_slice(&found) else { return Ok(None) };
                 Ok(Some(CacheReader { found, blocks: Blocks::File(file, path.clone()) }))
             }
@@ -130,7 +141,7 @@ pub(crate) struct CacheReader {
 
 enum Blocks {
     Memory(Arc<Vec<Vec<u8>>>, usize),
-    File(BufReader<File>, PathBuf),
+    File(BufReader<std::io::Take<File>>, PathBuf),
 }
 
 impl CacheReader {
@@ -177,7 +188,6 @@ impl CacheWriter {
         let result = (|| {
             if self.file.is_none() {
                 let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
-                // what was found comes first in the file and is known last: blocks go to a file of their own
                 self.file =
                     Some((temporary.clone(), BufWriter::with_capacity(1 << 20, File::create(temporary)?)));
             }
@@ -203,7 +213,8 @@ impl CacheWriter {
                         file.map(|f| std::fs::remove_file(f.0));
                         Err(e)
                     }
-                    (None, Some((temporary, file))) => whole(&path, &temporary, file, &found),
+                    (None, Some((temporary, file))) => whole(&path, &temporary, file, &found)
+                        .inspect_err(|_| _ = std::fs::remove_file(&temporary)),
                     (None, None) => Ok(()),
                 };
                 if let Err(e) = result {
@@ -223,20 +234,14 @@ impl Drop for CacheWriter {
     }
 }
 
-/// The head, then the blocks, under the final name.
-fn whole(path: &Path, blocks: &Path, file: BufWriter<File>, found: &Found) -> std::io::Result<()> {
-    file.into_inner().map_err(std::io::IntoInnerError::into_error)?;
-    let temporary = path.with_extension(format!("new-{}", std::process::id()));
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(&temporary)?);
-    out.write_all(MAGIC)?;
-    let head = serde_json::to_vec(found)?;
-    out.write_all(&(head.len() as u64).to_le_bytes())?;
-    out.write_all(&head)?;
-    std::io::copy(&mut File::open(blocks)?, &mut out)?;
-    out.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-    std::fs::rename(&temporary, path)?;
-    let _ = std::fs::remove_file(blocks);
-    Ok(())
+/// Ends the file and gives it its final name.
+fn whole(path: &Path, temporary: &Path, mut file: BufWriter<File>, found: &Found) -> std::io::Result<()> {
+    let blocks = file.stream_position()?;
+    serde_json::to_writer(&mut file, found)?;
+    file.write_all(&blocks.to_le_bytes())?;
+    file.write_all(MAGIC)?;
+    file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+    std::fs::rename(temporary, path)
 }
 
 /// A hash of all that decides the encoded rows.

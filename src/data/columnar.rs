@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Float64Type;
 use arrow_array::{Array, ArrayRef, Float64Array, LargeListArray, LargeStringArray, RecordBatch};
-use arrow_schema::{DataType, Field, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Field, SchemaRef};
 
 use super::delimited::Problems;
 use super::error::{DataError, RowProblem, quoted};
@@ -65,10 +65,8 @@ impl Columnar {
         let schema = builder.schema().clone();
         let wanted = schema.fields().iter().enumerate().filter(|(_, f)| used(f.name())).map(|(i, _)| i);
         let mask = ProjectionMask::roots(builder.parquet_schema(), wanted);
-        let mut reader =
-            builder.with_projection(mask).with_batch_size(BATCH).build().map_err(|e| e.to_string())?;
-        let next = move || guarded(|| reader.next().transpose().map_err(|e| e.to_string())).transpose();
-        Ok(Self::new(schema, Box::new(until_error(next))))
+        let reader = builder.with_projection(mask).with_batch_size(BATCH).build();
+        Ok(Self::new(schema, reader.map_err(|e| e.to_string())?))
     }
 
     /// Opens an Arrow IPC file or stream.
@@ -79,12 +77,9 @@ impl Columnar {
             // streams are read from the start: what a pipe can give
             let (_, reader) = place.open(&Default::default())?;
             return guarded(|| {
-                let mut reader =
-                    arrow_ipc::reader::StreamReader::try_new(reader, None).map_err(|e| e.to_string())?;
-                let schema = reader.schema();
-                let next =
-                    move || guarded(|| reader.next().transpose().map_err(|e| e.to_string())).transpose();
-                Ok(Self::new(schema, Box::new(until_error(next))))
+                let reader = arrow_ipc::reader::StreamReader::try_new(reader, None);
+                let reader = reader.map_err(|e| e.to_string())?;
+                Ok(Self::new(reader.schema(), reader))
             })
             .map_err(fail);
         }
@@ -95,13 +90,24 @@ impl Columnar {
     }
 
     fn of_arrow(source: impl std::io::Read + std::io::Seek + Send + 'static) -> Result<Columnar, String> {
-        let mut reader = arrow_ipc::reader::FileReader::try_new(source, None).map_err(|e| e.to_string())?;
-        let schema = reader.schema();
-        let next = move || guarded(|| reader.next().transpose().map_err(|e| e.to_string())).transpose();
-        Ok(Self::new(schema, Box::new(until_error(next))))
+        let reader = arrow_ipc::reader::FileReader::try_new(source, None).map_err(|e| e.to_string())?;
+        Ok(Self::new(reader.schema(), reader))
     }
 
-    fn new(schema: SchemaRef, batches: Batches) -> Columnar {
+    /// Batches up to the first error, a panic of `reader`'s crate included.
+    fn new(
+        schema: SchemaRef,
+        mut reader: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
+    ) -> Columnar {
+        let mut failed = false;
+        let batches: Batches = Box::new(std::iter::from_fn(move || {
+            if failed {
+                return None;
+            }
+            let item = guarded(|| reader.next().transpose().map_err(|e| e.to_string())).transpose();
+            failed = matches!(item, Some(Err(_)));
+            item
+        }));
         let names = schema.fields().iter().map(|f| f.name().clone()).collect();
         let lists = schema.fields().iter().map(|f| is_list(f.data_type())).collect();
         Columnar { names, lists, batches, rows: 0 }
@@ -115,18 +121,6 @@ impl Columnar {
         self.rows += batch.num_rows() as u64;
         Ok(Some((batch, before)))
     }
-}
-
-/// The items of `next` up to the first error.
-fn until_error<T>(
-    mut next: impl FnMut() -> Option<Result<T, String>>,
-) -> impl Iterator<Item = Result<T, String>> {
-    let mut failed = false;
-    std::iter::from_fn(move || {
-        let item = if failed { None } else { next() };
-        failed |= matches!(item, Some(Err(_)));
-        item
-    })
 }
 
 fn broken(path: &Path, kind: &str, problem: &str) -> DataError {

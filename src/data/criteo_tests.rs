@@ -1,5 +1,6 @@
 use super::*;
 use crate::data::blocks::LONGEST_LINE;
+use crate::data::mutation::{mutate, mutation};
 use crate::data::rows::UNLABELLED;
 use crate::data::schema::{Encoding, Transform};
 use crate::data::vocab::{MISSING, OOV};
@@ -189,64 +190,6 @@ fn many_blocks_keep_order_and_line_numbers() {
     assert!((0..n).all(|i| data.rows.numeric[i * 13 + 2] == (i + 1) as f32));
     let broken = text.replacen(&row(11_000), "oops", 1);
     assert!(fit_error(&broken).starts_with(":11000: 1 fields"));
-}
-
-#[derive(Clone, Debug)]
-enum Mutation {
-    Truncate(usize),
-    Flip(usize, u8),
-    Insert(usize, &'static [u8]),
-    Delete(usize, usize),
-    Commas,
-    LongLine(usize),
-}
-
-fn mutation() -> impl Strategy<Value = Mutation> {
-    let insert = prop::sample::select(vec![
-        &b"\0"[..],
-        b"\t",
-        b"\n",
-        b"\r",
-        b"\r\n",
-        b"\xff",
-        b"\xc3",
-        b"\xef\xbb\xbf",
-        b"\t\t\t",
-        b"\n\n",
-    ]);
-    prop_oneof![
-        any::<usize>().prop_map(Mutation::Truncate),
-        (any::<usize>(), 1u8..).prop_map(|(i, b)| Mutation::Flip(i, b)),
-        (any::<usize>(), insert).prop_map(|(i, b)| Mutation::Insert(i, b)),
-        (any::<usize>(), 1usize..300).prop_map(|(i, n)| Mutation::Delete(i, n)),
-        Just(Mutation::Commas),
-        any::<usize>().prop_map(Mutation::LongLine),
-    ]
-}
-
-fn mutate(bytes: &mut Vec<u8>, mutation: &Mutation) {
-    let length = bytes.len().max(1);
-    match *mutation {
-        Mutation::Truncate(i) => bytes.truncate(i % length),
-        Mutation::Flip(i, b) => {
-            if let Some(byte) = bytes.get_mut(i % length) {
-                *byte ^= b;
-            }
-        }
-        Mutation::Insert(i, what) => {
-            let at = (i % length).min(bytes.len());
-            bytes.splice(at..at, what.iter().copied());
-        }
-        Mutation::Delete(i, n) => {
-            let at = (i % length).min(bytes.len());
-            bytes.drain(at..(at + n).min(bytes.len()));
-        }
-        Mutation::Commas => bytes.iter_mut().filter(|b| **b == b'\t').for_each(|b| *b = b','),
-        Mutation::LongLine(i) => {
-            let at = (i % length).min(bytes.len());
-            bytes.splice(at..at, std::iter::repeat_n(b'z', 3 * LONGEST_LINE));
-        }
-    }
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 //! Delimited text: Criteo's log, CSV and TSV, quoted by RFC 4180.
 //!
-//! A block without quotes is cut at the places of delimiters and line breaks, found eight bytes at a time; one with
+//! A block without quotes is cut at the places of delimiters and line breaks, found 64 bytes at a time; one with
 //! quotes goes through a state machine that unescapes. Either way a field is a range of the block's bytes.
 
 use std::cell::RefCell;

@@ -68,28 +68,6 @@ impl FittedEncoder {
         (self.positives as f64 + 0.5) / (self.rows as f64 + 1.0)
     }
 
-    /// Appends the encoded rows to `out`. A list longer than its column's `max_length` is cut there.
-    pub fn encode(&self, raw: &RawRows, out: &mut Rows) {
-        let (n, c) = (self.schema.numeric.len(), self.columns.len());
-        let mut sink = EncodingSink::new(self);
-        for row in 0..raw.len() {
-            sink.begin((n, c));
-            (0..n).for_each(|k| sink.number(k, raw.numeric[row * n + k]));
-            for (j, column) in self.schema.categorical.iter().enumerate() {
-                let (start, end) = raw.fields[row * c + j];
-                match column.list {
-                    Some(_) => sink.list(j, &raw.items[start as usize..end as usize], &raw.text),
-                    None => sink.single(j, (start, end), &raw.text),
-                }
-            }
-            let passed = raw.passed.len() / raw.len();
-            raw.passed[row * passed..(row + 1) * passed].iter().for_each(|&r| sink.pass(r, &raw.text));
-            let (weight, group) = (raw.weights.get(row).copied(), raw.groups.get(row).copied());
-            sink.end(raw.labels[row], weight, group, raw.lines.get(row).copied().unwrap_or(0));
-        }
-        out.append(&sink.into_rows().0);
-    }
-
     /// Rows, empty, of the width that this encoder makes.
     pub fn empty_rows(&self) -> Rows {
         let lists = vec![ListIds::default(); self.schema.lists()];
@@ -493,11 +471,6 @@ impl Fitter {
         counted.collect()
     }
 
-    /// Training rows so far.
-    pub fn rows(&self) -> u64 {
-        self.rows
-    }
-
     /// The fitted encoder.
     pub fn finish(self) -> Result<FittedEncoder, DataError> {
         let mut schema = self.schema;
@@ -565,8 +538,15 @@ mod tests {
         let e = fitted();
         assert_eq!(e.schema.numeric[0].transform, Transform::Standardize { mean: 3.0, std: 2.0 });
         assert_eq!((e.rows, e.positives, e.table_rows()), (3, 1, vec![4, 12]));
-        let mut rows = e.empty_rows();
-        e.encode(&raw(&[(7.0, ["é\n", ""], 1), (f64::NAN, ["?", "x"], 0)]), &mut rows);
+        let raw = raw(&[(7.0, ["é\n", ""], 1), (f64::NAN, ["?", "x"], 0)]);
+        let mut sink = EncodingSink::new(&e);
+        for row in 0..raw.len() {
+            sink.begin((1, 2));
+            sink.number(0, raw.numeric[row]);
+            (0..2).for_each(|j| sink.single(j, raw.fields[2 * row + j], &raw.text));
+            sink.end(raw.labels[row], None, None, 0);
+        }
+        let rows = sink.into_rows().0;
         assert_eq!(rows.numeric, [2.0, 0.0, 0.0, 1.0]);
         assert_eq!(rows.ids[..3], [2, 1, 0]);
         assert_eq!(rows.labels, [1, 0]);

@@ -31,8 +31,6 @@ pub struct Files {
     pub cache: Option<super::cache::Cache>,
     /// Rows that are shuffled together.
     pub shuffle: usize,
-    /// Rows, where they have been counted.
-    pub rows: Option<u64>,
 }
 
 impl From<Arc<Dataset>> for Feed {
@@ -49,15 +47,6 @@ impl From<Files> for Feed {
 }
 
 impl Feed {
-    /// Rows of a pass, where they have been counted.
-    pub fn rows(&self) -> Option<u64> {
-        match self {
-            Feed::Memory(data) => Some(data.rows.len() as u64),
-            #[cfg(not(target_arch = "wasm32"))]
-            Feed::Files(files) => files.rows,
-        }
-    }
-
     /// The batches of a pass.
     pub fn loader(
         &self,
@@ -78,6 +67,6 @@ impl Feed {
 impl Files {
     /// Files without a cache.
     pub fn new(source: super::reader::Source, encoder: Arc<FittedEncoder>) -> Files {
-        Files { source, encoder, cache: None, shuffle: super::order::SHUFFLE_ROWS, rows: None }
+        Files { source, encoder, cache: None, shuffle: super::order::SHUFFLE_ROWS }
     }
 }

@@ -22,7 +22,6 @@ pub struct Loader {
     used: Sender<Batch>,
     thread: Option<JoinHandle<SkipReport>>,
     report: SkipReport,
-    labelled: bool,
 }
 
 impl Loader {
@@ -34,8 +33,7 @@ impl Loader {
         options: LoaderOptions,
     ) -> Result<Loader, DataError> {
         let builder = BatchBuilder::new(options.batch, data.rows.features, data.rows.columns, groups)?;
-        let labelled = data.labelled;
-        Loader::start(builder, options, labelled, move |mut out| {
+        Loader::start(builder, options, move |mut out| {
             let n = data.rows.len();
             let order = match order {
                 Order::Sequential => None,
@@ -67,8 +65,7 @@ impl Loader {
         let rows = Stream::open(&files)?;
         let empty = files.encoder.empty_rows();
         let builder = BatchBuilder::new(options.batch, empty.features, empty.columns, groups)?;
-        let labelled = rows.labelled();
-        Loader::start(builder, options, labelled, move |mut out| {
+        Loader::start(builder, options, move |mut out| {
             let (blocks, read) = sync_channel::<Block>(0);
             std::thread::scope(|scope| {
                 let reader = scope.spawn(move || rows.blocks(&files, order, options.batch, &blocks));
@@ -106,7 +103,6 @@ impl Loader {
     fn start(
         builder: BatchBuilder,
         options: LoaderOptions,
-        labelled: bool,
         work: impl FnOnce(Outlet) -> SkipReport + Send + 'static,
     ) -> Result<Loader, DataError> {
         let (batch_sender, batches) = sync_channel(options.prefetch.max(1));
@@ -115,18 +111,7 @@ impl Loader {
         let thread = std::thread::Builder::new().name("birkhoff-loader".into());
         let thread = thread.spawn(move || work(outlet));
         let thread = thread.map_err(|e| DataError::Loader { problem: e.to_string() })?;
-        Ok(Loader {
-            batches: Some(batches),
-            used,
-            thread: Some(thread),
-            report: SkipReport::default(),
-            labelled,
-        })
-    }
-
-    /// Whether the rows have labels.
-    pub fn labelled(&self) -> bool {
-        self.labelled
+        Ok(Loader { batches: Some(batches), used, thread: Some(thread), report: SkipReport::default() })
     }
 
     /// Gives a used batch's memory back, so that no step after the first few allocates.
@@ -210,13 +195,6 @@ impl Stream {
             }
         };
         Ok(Stream { input, writer, block: files.encoder.empty_rows(), count: 0 })
-    }
-
-    fn labelled(&self) -> bool {
-        match &self.input {
-            Input::Cached(reader) => reader.found.labelled,
-            Input::Parsed(reader) => reader.labelled(),
-        }
     }
 
     fn report(&self) -> SkipReport {

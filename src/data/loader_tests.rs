@@ -105,7 +105,7 @@ fn dropping_early_stops_the_thread() {
 #[test]
 fn a_panic_on_the_thread_becomes_an_error() {
     let builder = BatchBuilder::new(1, 1, 2, groups()).unwrap();
-    let mut loader = Loader::start(builder, LoaderOptions::new(1), true, |_| panic!("two\nlines")).unwrap();
+    let mut loader = Loader::start(builder, LoaderOptions::new(1), |_| panic!("two\nlines")).unwrap();
     let text = loader.next().unwrap().unwrap_err().to_string();
     assert!(text.contains("two\\nlines") && loader.next().is_none(), "{text}");
 }

@@ -20,6 +20,8 @@ pub mod loader;
 #[path = "loader_web.rs"]
 pub mod loader;
 pub mod metrics;
+#[cfg(test)]
+mod mutation;
 pub mod order;
 pub mod packed;
 mod plan;

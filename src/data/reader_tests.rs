@@ -1,5 +1,6 @@
 use super::*;
 use crate::data::label::LabelRule;
+use crate::data::mutation::{mutate, mutation};
 use crate::data::schema::{
     CategoricalColumn, Encoding, LabelColumn, ListOptions, NumericColumn, Pooling, Transform,
 };
@@ -255,72 +256,6 @@ mod columnar {
         assert!(text(&other).contains("only a list column can be made"), "{}", text(&other));
         other.numeric[0].from = Some("none".into());
         assert!(text(&other).contains("has no column \"none\"; it has user, y, price"), "{}", text(&other));
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Mutation {
-    Truncate(usize),
-    Flip(usize, u8),
-    Insert(usize, &'static [u8]),
-    Delete(usize, usize),
-    Swap(u8, u8),
-    Repeat(usize, usize),
-}
-
-fn mutation() -> impl Strategy<Value = Mutation> {
-    let insert = prop::sample::select(vec![
-        &b"\0"[..],
-        b"\t",
-        b",",
-        b"\n",
-        b"\r",
-        b"\r\n",
-        b"\"",
-        b"\"\"",
-        b"\xff",
-        b"\xef\xbb\xbf",
-        b"\n\n",
-        b":",
-        b" 3:1 3:1",
-        b"user,user",
-        b"PAR1",
-        b"ARROW1",
-    ]);
-    prop_oneof![
-        any::<usize>().prop_map(Mutation::Truncate),
-        (any::<usize>(), 1u8..).prop_map(|(i, b)| Mutation::Flip(i, b)),
-        (any::<usize>(), insert).prop_map(|(i, b)| Mutation::Insert(i, b)),
-        (any::<usize>(), 1usize..300).prop_map(|(i, n)| Mutation::Delete(i, n)),
-        prop::sample::select(vec![(b',', b'\t'), (b',', b';'), (b' ', b','), (b':', b' '), (b'\n', b'\r')])
-            .prop_map(|(a, b)| Mutation::Swap(a, b)),
-        (any::<usize>(), 1usize..200_000).prop_map(|(i, n)| Mutation::Repeat(i, n)),
-    ]
-}
-
-fn mutate(bytes: &mut Vec<u8>, mutation: &Mutation) {
-    let length = bytes.len().max(1);
-    match *mutation {
-        Mutation::Truncate(i) => bytes.truncate(i % length),
-        Mutation::Flip(i, b) => {
-            if let Some(byte) = bytes.get_mut(i % length) {
-                *byte ^= b;
-            }
-        }
-        Mutation::Insert(i, what) => {
-            let at = (i % length).min(bytes.len());
-            bytes.splice(at..at, what.iter().copied());
-        }
-        Mutation::Delete(i, n) => {
-            let at = (i % length).min(bytes.len());
-            bytes.drain(at..(at + n).min(bytes.len()));
-        }
-        Mutation::Swap(a, b) => bytes.iter_mut().filter(|x| **x == a).for_each(|x| *x = b),
-        Mutation::Repeat(i, n) => {
-            let at = (i % length).min(bytes.len());
-            let byte = bytes.get(at).copied().unwrap_or(b'z');
-            bytes.splice(at..at, std::iter::repeat_n(byte, n));
-        }
     }
 }
 

@@ -107,15 +107,11 @@ pub fn parse_shares(text: &str) -> Result<[f64; 3], String> {
     }
     shares[..parts.len()].copy_from_slice(&parts);
     let sum: f64 = shares.iter().sum();
-    if (sum - 1.0).abs() <= 1e-6 && (shares[0] <= 0.0 || shares[1] <= 0.0) {
-        return Err(format!("{text} leaves no training or no validation rows; {help}"));
-    }
-    if (sum - 1.0).abs() > 1e-6
-        || shares.iter().any(|s| !(0.0..1.0).contains(s))
-        || shares[0] <= 0.0
-        || shares[1] <= 0.0
-    {
+    if (sum - 1.0).abs() > 1e-6 || shares.iter().any(|s| *s < 0.0) {
         return Err(format!("the shares {text} add up to {sum}; {help}"));
+    }
+    if shares[0] == 0.0 || shares[1] == 0.0 {
+        return Err(format!("{text} leaves no training or no validation rows; {help}"));
     }
     Ok(shares)
 }

@@ -91,13 +91,12 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     let shape = resolve(&head, &source.format).map_err(fail)?;
     let mut source = source.clone();
     source.read = ReadOptions { policy: RowPolicy::Skip, labels: Labels::Optional };
-    // which columns hold lists, in a columnar file
-    let mut lists: Vec<bool> = vec![];
-    let (names, header) = match &shape {
+    // lists: which columns hold them, in a columnar file
+    let (names, header, lists) = match &shape {
         Format::Delimited(d) if d.criteo => {
             // as any other text, so that each column is looked at
             (source.format.format, source.format.header) = (super::format::FormatName::Tsv, Some(false));
-            (Schema::criteo(super::schema::Transform::Log, true, ENCODING).file, false)
+            (Schema::criteo(super::schema::Transform::Log, true, ENCODING).file, false, vec![])
         }
         Format::Delimited(d) => {
             let comment = source.format.comment.clone().into_bytes();
@@ -113,7 +112,7 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
             let name = |(i, v): (usize, &Vec<u8>)| {
                 if header { String::from_utf8_lossy(v).into_owned() } else { format!("c{}", i + 1) }
             };
-            (first.values.iter().enumerate().map(name).collect(), header)
+            (first.values.iter().enumerate().map(name).collect(), header, vec![])
         }
         Format::Sparse { .. } => {
             return Err(fail(format!(
@@ -124,14 +123,12 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
         Format::Parquet => {
             let file = super::columnar::Columnar::parquet(&source.places[0], |_| true)?;
-            lists = file.lists;
-            (file.names, true)
+            (file.names, true, file.lists)
         }
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
         Format::Arrow { stream } => {
             let file = super::columnar::Columnar::arrow(&source.places[0], *stream)?;
-            lists = file.lists;
-            (file.names, true)
+            (file.names, true, file.lists)
         }
         #[cfg(not(all(feature = "formats", not(target_arch = "wasm32"))))]
         _ => return Err(fail("is columnar, which this build does not read".into())),
@@ -152,28 +149,28 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         column.lists = *list;
     }
     let mut reader = source.open(&schema)?;
-    let limit = if most == 0 { u64::MAX } else { most };
+    let most = if most == 0 { u64::MAX } else { most };
     let (mut rows, mut complete) = (0, false);
     let width = names.len();
-    while most == 0 || rows < most {
+    while rows < most {
         let Some(chunks) = reader.next_chunks(|rows| rows)? else {
             complete = true;
             break;
         };
         for raw in &chunks {
-            rows += raw.len() as u64;
+            let taken = (raw.len() as u64).min(most - rows);
+            rows += taken;
             for (j, column) in columns.iter_mut().enumerate() {
-                for r in 0..raw.len().min((limit - (rows - raw.len() as u64).min(limit)) as usize) {
+                for cell in (0..taken as usize).map(|r| r * width + j) {
                     if column.lists {
-                        column.push_list(raw.list(r * width + j));
+                        column.push_list(raw.list(cell));
                     } else {
-                        column.push(raw.field(r * width + j));
+                        column.push(raw.field(cell));
                     }
                 }
             }
         }
     }
-    let rows = rows.min(limit);
     let skipped = reader.skipped().clone();
     let label = match label {
         Some(name) if !names.iter().any(|n| n == name) => {
