@@ -21,6 +21,8 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod collective;
 #[cfg(feature = "views")]
 pub mod dashboard;
 pub mod data;

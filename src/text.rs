@@ -27,6 +27,24 @@ pub fn error_line(error: &anyhow::Error) -> String {
     line.split('\n').map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
+/// `1536` as `1.5 KiB`.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{bytes} bytes")
+    } else if value.fract() == 0.0 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,5 +57,12 @@ mod tests {
         let quoted: anyhow::Result<()> = Err(anyhow::anyhow!("disk full"));
         let error = quoted.context("w: disk full").expect_err("error");
         assert_eq!(error_line(&error), "w: disk full");
+    }
+
+    #[test]
+    fn bytes_for_people() {
+        assert_eq!(human_bytes(7), "7 bytes");
+        assert_eq!(human_bytes(1536), "1.5 KiB");
+        assert_eq!(human_bytes(128 << 20), "128 MiB");
     }
 }

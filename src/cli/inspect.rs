@@ -3,13 +3,13 @@
 use super::args::InspectArgs;
 use super::output;
 use crate::data::schema::Encoding;
-use crate::gpu::error::human_bytes;
 use crate::graph::{dot, fuse::fuse, gpu::lower, plan};
 use crate::model::build::{BuildOptions, EmbeddingSpec, FeatureSpec, model_with};
 use crate::model::config::Config;
 use crate::model::params::Kind;
 use crate::ops::{Cost, GpuCaps, matmul::ByDevice};
 use crate::text::group;
+use crate::text::human_bytes;
 use crate::train::run::write_atomic;
 use crate::train::step::training_step;
 use serde::Serialize;

@@ -1,5 +1,7 @@
 //! What can go wrong on a device, each as one line that a user can act on.
 
+use crate::text::human_bytes;
+
 /// A failure of the device layer.
 ///
 /// Every message is a single line and names the tensor, kernel or step concerned, as the person who reads
@@ -137,24 +139,6 @@ fn of_bytes(bytes: u64) -> String {
     if bytes == 0 { String::new() } else { format!(" ({})", human_bytes(bytes)) }
 }
 
-/// `1536` as `1.5 KiB`.
-pub fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{bytes} bytes")
-    } else if value.fract() == 0.0 {
-        format!("{value:.0} {}", UNITS[unit])
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,12 +147,5 @@ mod tests {
     fn messages_are_one_line() {
         let text = one_line("Validation Error\n\nCaused by:\n  In Device::create_buffer\n    too big\n");
         assert_eq!(text, "In Device::create_buffer: too big");
-    }
-
-    #[test]
-    fn bytes_for_people() {
-        assert_eq!(human_bytes(7), "7 bytes");
-        assert_eq!(human_bytes(1536), "1.5 KiB");
-        assert_eq!(human_bytes(128 << 20), "128 MiB");
     }
 }

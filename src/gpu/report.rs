@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::adapter::AdapterReport;
-use super::error::human_bytes;
+use crate::text::human_bytes;
 
 /// The CPU executor's line of `birkhoff devices`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

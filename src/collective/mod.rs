@@ -1,0 +1,23 @@
+//! Operations between ranks: sums, gathers and exchanges among the processes (or threads) that train one model together.
+//!
+//! This room knows bytes and ranks, nothing of graphs. An operation is a [`schedule`] of frames, made by pure functions and
+//! executed by a [`transport`]: threads ([`local`]), TCP ([`tcp`]). What f32 values look like on the way is a [`wire`]
+//! format of its own; sums are made in f32, in an order that depends on ranks only: the same inputs give the same bits,
+//! on every rank.
+
+mod comm;
+pub mod element;
+pub mod error;
+pub mod local;
+pub mod schedule;
+pub mod tcp;
+#[cfg(test)]
+mod tests;
+pub mod transport;
+pub mod wire;
+pub mod work;
+
+pub use comm::{Communicator, Handle, Stats};
+pub use element::{Element, Reduction};
+pub use error::{CollectiveError, Result};
+pub use wire::Wire;
