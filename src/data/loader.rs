@@ -39,9 +39,10 @@ impl Loader {
                 Order::Sequential => None,
                 Order::Shuffled { seed, epoch } => Some(permutation(n as u32, seed, epoch)),
             };
-            for start in (0..n).step_by(options.batch).skip(options.skip) {
-                let range = start..(start + options.batch).min(n);
-                let sent = out.send(|builder| match &order {
+            for start in (0..n).step_by(options.together()).skip(options.skip) {
+                let all = start..(start + options.together()).min(n);
+                let (total, range) = (all.len(), options.share(all));
+                let sent = out.send(total, |builder| match &order {
                     Some(order) => builder.gather(&data.rows, &order[range]),
                     None => builder.range(&data.rows, range),
                 });
@@ -68,16 +69,17 @@ impl Loader {
         Loader::start(builder, options, move |mut out| {
             let (blocks, read) = sync_channel::<Block>(0);
             std::thread::scope(|scope| {
-                let reader = scope.spawn(move || rows.blocks(&files, order, options.batch, &blocks));
+                let reader = scope.spawn(move || rows.blocks(&files, order, options.together(), &blocks));
                 let mut skip = options.skip;
                 'blocks: for block in &read {
-                    for start in (0..block.whole).step_by(options.batch) {
-                        let range = start..(start + options.batch).min(block.whole);
+                    for start in (0..block.whole).step_by(options.together()) {
+                        let all = start..(start + options.together()).min(block.whole);
                         if skip > 0 {
                             skip -= 1;
                             continue;
                         }
-                        let sent = out.send(|builder| match &block.order {
+                        let (total, range) = (all.len(), options.share(all));
+                        let sent = out.send(total, |builder| match &block.order {
                             Some(order) => builder.gather(&block.rows, &order[range]),
                             None => builder.range(&block.rows, range),
                         });
@@ -291,9 +293,10 @@ struct Outlet {
 
 impl Outlet {
     /// Builds and sends a batch; `false` when nobody wants more.
-    fn send(&mut self, build: impl FnOnce(&mut BatchBuilder) -> Batch) -> bool {
+    fn send(&mut self, total: usize, build: impl FnOnce(&mut BatchBuilder) -> Batch) -> bool {
         self.returned.try_iter().for_each(|batch| self.builder.recycle(batch));
-        let batch = build(&mut self.builder);
+        let mut batch = build(&mut self.builder);
+        batch.total = total;
         self.batches.send(Ok(batch)).is_ok()
     }
 
