@@ -32,5 +32,6 @@ pub mod graph;
 pub mod model;
 pub mod ops;
 mod par;
+pub mod parallel;
 pub mod text;
 pub mod train;

@@ -1,0 +1,6 @@
+//! How one training step spreads over ranks.
+
+pub mod cost;
+pub mod placement;
+pub mod planner;
+pub mod traffic;
