@@ -3,4 +3,5 @@
 pub mod cost;
 pub mod placement;
 pub mod planner;
+pub mod tables;
 pub mod traffic;

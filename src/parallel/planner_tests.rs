@@ -67,7 +67,7 @@ fn lpt_keeps_its_bound_against_all_placements() {
         let ranks = 2 + trial % 2;
         let n = rng.random_range(ranks..9);
         let tables = if trial % 4 < 2 { even_tables(&mut rng, n) } else { random_tables(&mut rng, n) };
-        let cluster = Cluster { shard_overhead: 2e-6, ..Cluster::new(ranks) };
+        let cluster = Cluster { shard_overhead: 2e-6, latency: 0.0, ..Cluster::new(ranks) };
         let model = CostModel::new(&tables, &cluster, 512);
         let (least_work, least_seconds) = brute_force(&model);
         let planner = Planner { model: &model, memory: u64::MAX, cuts: Cuts::Auto };
