@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
-pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, SweepArgs};
+pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, PlanArgs, SweepArgs};
 
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
 #[derive(Debug, Parser)]
@@ -50,6 +50,8 @@ pub enum Command {
     Gains(GainsArgs),
     /// Show what a configuration costs: parameters, FLOPs, bytes, memory, dispatches.
     Inspect(InspectArgs),
+    /// Show where embedding tables go on several ranks, and what that costs.
+    Plan(PlanArgs),
     /// List the adapters that a model can run on.
     Devices(DevicesArgs),
     /// Open a window on runs, finished or in progress.
@@ -527,6 +529,7 @@ mod tests {
             "birkhoff predict RUN --data f --out scores.csv --device auto",
             "birkhoff synth --rows 10 --seed 3 --out f --json --world 2",
             "birkhoff inspect c.toml --set model.width=8 --batch 64 --json --dot g.dot",
+            "birkhoff plan c.toml --world 8 --memory 16GiB --cluster c.toml --out plan.toml",
             "birkhoff devices --json",
             "birkhoff train --train a b --split 0.8,0.1,0.1 --split-by time:t --cache --out r",
             "birkhoff schema a.csv --out s.toml --label click",
@@ -542,6 +545,8 @@ mod tests {
             "birkhoff train --train a --out r",
             "birkhoff train --train a --valid b --split 0.9,0.1 --out r",
             "birkhoff train --train a --valid b --split-by random --out r",
+            "birkhoff plan c.toml --world 0",
+            "birkhoff plan c.toml --world 2 --memory 16G",
             "birkhoff synth --rows 0 --out f",
             "birkhoff train",
             "birkhoff train --resume RUN --out RUN",

@@ -19,6 +19,7 @@ pub mod gains;
 pub mod inspect;
 pub mod metrics;
 pub mod output;
+pub mod plan;
 pub mod predict;
 pub mod run_args;
 pub mod schema;
@@ -92,6 +93,7 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Synth(args) => synth::run(&args),
         Command::Gains(args) => gains::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Dashboard(args) => dashboard::run(&args),
     }

@@ -105,3 +105,80 @@ pub struct SweepArgs {
     #[arg(last = true, value_name = "TRAIN OPTIONS")]
     pub train: Vec<String>,
 }
+
+/// `--split` of `birkhoff plan`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum SplitWord {
+    /// Columns of a vocabulary under Adam, otherwise rows.
+    #[default]
+    Auto,
+    /// Rows only.
+    Rows,
+    /// Columns first, also under Adagrad, whose accumulator then is one a part.
+    Columns,
+}
+
+/// `birkhoff plan`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff plan examples/criteo.toml --world 8 --train train.tsv
+  birkhoff plan runs/a --world 8 --memory 16GiB --out plan.toml
+  birkhoff plan runs/a --plan plan.toml               what an edited plan costs
+  birkhoff plan c.toml --cluster cluster.toml --rows user_id=200000000 --rows item_id=50000000 --json
+
+Table sizes are those of a run's vocabularies, of --train, of hash buckets and max_size, or of --rows. Seconds are
+predictions, of lookup and update of embedding rows and of their communication; dense layers cost the same on all ranks.
+  # cluster.toml                          all keys are optional
+  ranks = 8
+  ranks_per_host = 4
+  memory = \"16GiB\"                        # a rank's, for embedding tables and optimiser state
+  memory_bandwidth = \"10GB/s\"
+  host_bandwidth = \"2GB/s\"                # a rank's, to others of its host
+  network_bandwidth = \"1.25GB/s\"          # a rank's, to other hosts
+  latency = 50e-6                         # seconds a message
+  shard_overhead = 20e-6                  # seconds a shard and step
+See docs/parallel.md.")]
+pub struct PlanArgs {
+    /// Configuration in TOML, or a run folder; without it, the default model
+    #[arg(value_name = "CONFIG|RUN")]
+    pub model: Option<PathBuf>,
+    /// Number of ranks [default: that of --plan or --cluster]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub world: Option<u32>,
+    /// What a rank has for embedding tables and their optimiser state, such as 16GiB [default: no bound]
+    #[arg(long, value_name = "SIZE", value_parser = crate::parallel::cost::memory)]
+    pub memory: Option<u64>,
+    /// Bandwidths, memory and hosts, in TOML
+    #[arg(long, value_name = "FILE")]
+    pub cluster: Option<PathBuf>,
+    /// Examples a step on each rank, in place of train.batch
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+    /// Rows of a table, by the column that owns it; may be repeated
+    #[arg(long = "rows", value_name = "COLUMN=N")]
+    pub rows: Vec<String>,
+    /// Training rows, to count values and to measure how often they repeat
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub train: Vec<PathBuf>,
+    /// What to do with a row of them that cannot be read
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
+    pub on_bad_row: super::args::OnBadRow,
+    /// Columns of the data: a file of `birkhoff schema`, whose [data] replaces that of CONFIG
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
+    /// Change one key of the configuration; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// How tables are cut that are too large or cost too much for one rank
+    #[arg(long, value_name = "HOW", value_enum, default_value_t)]
+    pub split: SplitWord,
+    /// Show what this plan costs instead of making one
+    #[arg(long, value_name = "FILE", conflicts_with = "split")]
+    pub plan: Option<PathBuf>,
+    /// Write the plan to a file, to be edited
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print one JSON object to stdout: tables, ranks with their shards, max_s, mean_s, imbalance
+    #[arg(long)]
+    pub json: bool,
+}
