@@ -6,7 +6,9 @@
 //! on every rank.
 
 mod comm;
+pub mod connect;
 pub mod element;
+pub mod env;
 pub mod error;
 pub mod local;
 pub mod schedule;
@@ -18,6 +20,8 @@ pub mod wire;
 pub mod work;
 
 pub use comm::{Communicator, Handle, Stats};
+pub use connect::{Kind, Options, connect};
 pub use element::{Element, Reduction};
+pub use env::Place;
 pub use error::{CollectiveError, Result};
 pub use wire::Wire;
