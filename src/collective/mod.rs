@@ -11,6 +11,8 @@ pub mod element;
 pub mod env;
 pub mod error;
 pub mod local;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod schedule;
 pub mod tcp;
 #[cfg(test)]

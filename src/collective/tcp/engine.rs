@@ -175,7 +175,7 @@ impl Engine {
             let mut trouble = None;
             for link in &mut self.links {
                 while let Some(&i) = link.sends.last() {
-                    if !link.writable || !ready(&done, &steps[i]) {
+                    if !ready(&done, &steps[i]) {
                         break;
                     }
                     match link.send(self.group, op.kind, &steps[i], work) {
@@ -273,6 +273,10 @@ impl Link {
             o.head = head(group, self.sent_frames, kind, payload);
             (o.active, o.gone) = (true, 0);
             self.sent_frames += 1;
+        }
+        // begun all the same, so that a copy is of the data as they were before the next receipt
+        if !self.writable {
+            return Ok(false);
         }
         let payload = o.staged.as_deref().or_else(|| work.view(step)).expect("as when it began");
         let total = HEAD + payload.len();
