@@ -113,13 +113,13 @@ pub fn connect(kind: Kind, place: Option<&Place>, options: &Options) -> Result<C
             "--collective local is for ranks that are threads of one process; this process is rank {} of {} ({}): use tcp",
             p.rank, p.world, p.source
         ))),
-        (_, Some(p)) if !one => tcp(p, options),
+        (_, Some(p)) if !one => Ok(Communicator::new(Box::new(tcp(p, options)?))),
         _ => Ok(Communicator::alone()),
     }
 }
 
 /// Joins over TCP.
-fn tcp(place: &Place, options: &Options) -> Result<Communicator> {
+fn tcp(place: &Place, options: &Options) -> Result<Tcp> {
     if place.master.is_empty() {
         return Err(CollectiveError::Join(format!(
             "MASTER_ADDR is not set: rank {} of {} does not know rank 0's host; set it for all, as by \
@@ -139,7 +139,7 @@ fn tcp(place: &Place, options: &Options) -> Result<Communicator> {
         join_timeout: options.join_timeout,
         lanes: options.lanes,
     };
-    Ok(Communicator::new(Box::new(Tcp::join(&options)?)))
+    Tcp::join(&options)
 }
 
 #[cfg(feature = "mpi")]
@@ -163,16 +163,31 @@ fn mpi(_: Option<&Place>, _: &Options) -> Result<Communicator> {
     Err(CollectiveError::Unavailable {
         transport: "mpi",
         why: "this program was built without it".into(),
-        instead: "build with `cargo build --release --features mpi` (Debian: libopenmpi-dev libclang-dev), or use tcp"
+        instead: "build with `cargo build --release --features mpi` (Debian: libopenmpi-dev libclang-dev), or use --collective tcp"
             .into(),
     })
 }
 
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+fn nccl(place: Option<&Place>, options: &Options) -> Result<Communicator> {
+    // before the others are waited for
+    super::nccl::devices(place.map_or(1, |p| p.local_world.max(p.local_rank + 1)))?;
+    match place {
+        Some(p) if p.world > 1 => {
+            let group = super::nccl::Nccl::join(tcp(p, options)?, p.local_rank)?;
+            Ok(Communicator::new(Box::new(group)))
+        }
+        _ => Ok(Communicator::alone()),
+    }
+}
+
+#[cfg(not(all(feature = "nccl", target_os = "linux")))]
 fn nccl(_: Option<&Place>, _: &Options) -> Result<Communicator> {
     Err(CollectiveError::Unavailable {
         transport: "nccl",
         why: "this program was built without it".into(),
-        instead: "build with `cargo build --release --features nccl`, or use tcp".into(),
+        instead: "on Linux build with `cargo build --release --features nccl`, or use --collective tcp"
+            .into(),
     })
 }
 

@@ -13,6 +13,8 @@ pub mod error;
 pub mod local;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+pub mod nccl;
 pub mod schedule;
 pub mod tcp;
 #[cfg(test)]
