@@ -25,7 +25,7 @@ toolchain:
 	@sh tools/setup.sh toolchain
 
 .PHONY: setup
-setup: ## What the tests need: checks cargo and cc, installs Python packages, a software Vulkan driver and a virtual screen (Debian, Ubuntu)
+setup: ## What the tests need: checks cargo and cc, installs Python packages, a software Vulkan driver, a virtual screen, Open MPI and NCCL (Debian, Ubuntu)
 	@sh tools/setup.sh all
 
 .PHONY: build
@@ -48,7 +48,7 @@ dashboard: toolchain ## Build with the dashboard and open it on runs/ (RUN=... f
 test: setup ## All tests
 	@sh tools/setup.sh browser
 	@CARGO="$(CARGO)" sh tools/test-web.sh
-	RUST_BACKTRACE=1 $(CARGO) test --release --locked -p birkhoff -p birkhoff-web --features birkhoff/dashboard
+	RUST_BACKTRACE=1 $(CARGO) test --release --locked -p birkhoff -p birkhoff-web --features $$(sh tools/setup.sh features)
 
 .PHONY: web
 web: toolchain ## The page: the static folder web/dist, for any file host
@@ -66,7 +66,7 @@ test-web: ## The page in a headless Chromium; skipped with a line where browser,
 .PHONY: lint
 lint: toolchain ## Formatting, and clippy without a warning
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --release --locked -p birkhoff -p birkhoff-web --features birkhoff/dashboard --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked -p birkhoff -p birkhoff-web --features $$(sh tools/setup.sh features) --all-targets -- -D warnings
 	$(CARGO) check --release --locked
 
 .PHONY: bench

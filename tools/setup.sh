@@ -2,8 +2,9 @@
 # What building and testing need, checked and, where that is simple, installed.
 #
 #   sh tools/setup.sh toolchain   cargo and a C compiler (make build, make demo)
-#   sh tools/setup.sh all         the same, Python packages, a Vulkan driver and a virtual screen (make test)
+#   sh tools/setup.sh all         the same, Python packages, a Vulkan driver, a virtual screen, Open MPI and NCCL (make test)
 #   sh tools/setup.sh browser     cargo and a C compiler, chromium, node and npm (make test-web)
+#   sh tools/setup.sh features    prints the cargo features that can be built and tested here
 #
 # A missing cargo or C compiler is an error, because nothing can be built. A missing Vulkan driver is
 # not: the CPU executor needs none, and the tests of the shaders say that they were skipped.
@@ -55,6 +56,22 @@ vulkan_loader() {
     done
     return 1
 }
+
+# The library by which the bindings to MPI are generated.
+libclang() {
+    for file in "${LIBCLANG_PATH:-/nonexistent}"/libclang* /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/libclang*.so* \
+        /usr/lib64/libclang*.so* /usr/lib/*-linux-*/libclang*.so*; do
+        [ -e "$file" ] && return 0
+    done
+    return 1
+}
+
+if [ "$wanted" = features ]; then
+    printf 'birkhoff/dashboard,birkhoff/nccl'
+    if [ "$(uname -s)" = Linux ] && have mpicc && have mpirun && libclang; then printf ',birkhoff/mpi'; fi
+    echo
+    exit 0
+fi
 
 if ! have cargo; then
     if [ -x "${CARGO_HOME:-${HOME:-/nonexistent}/.cargo}/bin/cargo" ]; then
@@ -123,3 +140,22 @@ fi
 have Xvfb || apt_install xvfb || say "cannot install xvfb from here; the tests of the dashboard's window will be skipped"
 # Presses its keys.
 have xdotool || apt_install xdotool || say "cannot install xdotool from here; the dashboard's window will not be driven"
+
+# mpirun's tests: the library, its header, and what generates bindings from it.
+if ! have mpicc || ! have mpirun || ! libclang; then
+    apt_install openmpi-bin libopenmpi-dev libclang-dev || say "cannot install Open MPI and libclang from here; the MPI transport will be neither built nor tested"
+fi
+
+# NVIDIA's NCCL from PyPI (166 MB, the smallest of its wheels): without a device its tests go as far as loading it.
+nccl() {
+    folder="${HOME:?}/.cache/birkhoff/nccl"
+    [ -e "$folder/nvidia/nccl/lib/libnccl.so.2" ] && return 0
+    [ "$(uname -m)" = x86_64 ] || return 1
+    say "downloading NCCL into $folder (pip)"
+    "$HOME/.cache/birkhoff/python/bin/python" -m pip install -q --disable-pip-version-check --no-deps \
+        --target "$folder" nvidia-nccl-cu12==2.19.3 >&2 || {
+        rm -rf "$folder"
+        return 1
+    }
+}
+nccl || say "cannot download NCCL from here; the test that loads it will be skipped"

@@ -252,12 +252,24 @@ impl Inner {
     }
 
     fn all_to_all<T: Element>(&self, data: &[T], sent: &[usize], received: &[usize]) -> Result<Vec<T>> {
-        let op = self.operation("all_to_all", size_of_val(data));
-        let (mut into, schedule) = self.exchange(data, sent, received, T::ZERO, size_of::<T>())?;
-        if self.world() > 1 {
-            self.run(&op, &schedule, &mut Between { from: data, into: &mut into })?;
-        }
+        let mut into = vec![T::ZERO; received.iter().sum()];
+        self.all_to_all_into(data, sent, &mut into, received)?;
         Ok(into)
+    }
+
+    fn all_to_all_into<T: Element>(
+        &self,
+        data: &[T],
+        sent: &[usize],
+        into: &mut [T],
+        received: &[usize],
+    ) -> Result<()> {
+        let op = self.operation("all_to_all", size_of_val(data));
+        let schedule = self.exchange(data, sent, into, received)?;
+        if self.world() > 1 {
+            self.run(&op, &schedule, &mut Between { from: data, into })?;
+        }
+        Ok(())
     }
 
     fn all_to_all_wire(
@@ -271,30 +283,29 @@ impl Inner {
             return self.all_to_all(data, sent, received);
         }
         let op = self.operation("all_to_all", size_of_val(data));
-        let (mut into, schedule) = self.exchange(data, sent, received, 0.0, 4)?;
+        let mut into = vec![0.0; received.iter().sum()];
+        let schedule = self.exchange(data, sent, &mut into, received)?;
         if self.world() > 1 {
             self.run(&op, &schedule, &mut NarrowBetween { from: data, into: &mut into, wire })?;
         }
         Ok(into)
     }
 
-    /// Where an all_to_all's results go, the own part in place.
+    /// Checks an all_to_all's arguments and puts the own part in place.
     fn exchange<T: Element>(
         &self,
         data: &[T],
         sent: &[usize],
+        into: &mut [T],
         received: &[usize],
-        zero: T,
-        size: usize,
-    ) -> Result<(Vec<T>, Schedule)> {
+    ) -> Result<Schedule> {
         self.check("all_to_all", sent, data.len())?;
-        self.check("all_to_all", received, received.iter().sum())?;
+        self.check("all_to_all", received, into.len())?;
         let rank = self.rank();
         self.check_own("all_to_all (to itself)", sent[rank], received[rank])?;
         let (from, to) = (stretches(sent), stretches(received));
-        let mut into = vec![zero; received.iter().sum()];
         into[to[rank].clone()].copy_from_slice(&data[from[rank].clone()]);
-        Ok((into, Schedule::all_to_all(rank, &from, &to, self.cut(size))))
+        Ok(Schedule::all_to_all(rank, &from, &to, self.cut(size_of::<T>())))
     }
 
     fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
@@ -531,6 +542,20 @@ impl Communicator {
     /// As [`Communicator::reduce_scatter`].
     pub fn all_to_all<T: Element>(&self, data: &[T], sent: &[usize], received: &[usize]) -> Result<Vec<T>> {
         self.now(|i| i.all_to_all(data, sent, received))
+    }
+
+    /// [`Communicator::all_to_all`] into a place that is there already, as long as `received` adds up to.
+    ///
+    /// # Errors
+    /// As [`Communicator::reduce_scatter`].
+    pub fn all_to_all_into<T: Element>(
+        &self,
+        data: &[T],
+        sent: &[usize],
+        into: &mut [T],
+        received: &[usize],
+    ) -> Result<()> {
+        self.now(|i| i.all_to_all_into(data, sent, into, received))
     }
 
     /// [`Communicator::all_to_all`] in the background.

@@ -6,9 +6,15 @@
 //! on every rank.
 
 mod comm;
+pub mod connect;
 pub mod element;
+pub mod env;
 pub mod error;
 pub mod local;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+#[cfg(all(feature = "nccl", target_os = "linux"))]
+pub mod nccl;
 pub mod schedule;
 pub mod tcp;
 #[cfg(test)]
@@ -18,6 +24,8 @@ pub mod wire;
 pub mod work;
 
 pub use comm::{Communicator, Handle, Stats};
+pub use connect::{Kind, Options, connect};
 pub use element::{Element, Reduction};
+pub use env::Place;
 pub use error::{CollectiveError, Result};
 pub use wire::Wire;

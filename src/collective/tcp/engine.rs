@@ -9,14 +9,17 @@ use super::super::schedule::{Schedule, Step};
 use super::super::transport::Operation;
 use super::super::work::{Aligned, Work};
 use super::control::Health;
+use crc_fast::CrcAlgorithm::Crc64Nvme;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::time::Duration;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: u32 = 0x3146_4B42;
 const HEAD: usize = 32;
+/// Bytes of a socket's buffer within one host.
+const LOOPBACK: usize = 512 << 10;
 
 /// One connection.
 #[derive(Debug)]
@@ -82,8 +85,9 @@ fn head(group: u32, sequence: u64, kind: &str, payload: &[u8]) -> [u8; HEAD] {
     h
 }
 
+/// The payload's is a CRC because processors have instructions for it: several times as fast as a hash of SSE2's width.
 fn checksum(head: &[u8; HEAD], payload: &[u8]) -> u64 {
-    xxh3_64_with_seed(payload, xxh3_64(&head[..24]))
+    xxh3_64(&head[..24]) ^ crc_fast::checksum(Crc64Nvme, payload)
 }
 
 fn word(h: &[u8; HEAD], at: usize) -> u32 {
@@ -111,6 +115,13 @@ impl Engine {
         let mut links = vec![];
         for (peer, lane, stream) in streams {
             stream.set_nodelay(true)?;
+            // between processes of one host the kernel's buffers have no distance to bridge: kept small they stay in the
+            // processor's cache (64 MiB: a fifth less time)
+            if stream.peer_addr()?.ip().is_loopback() {
+                let socket = socket2::SockRef::from(&stream);
+                socket.set_send_buffer_size(LOOPBACK)?;
+                socket.set_recv_buffer_size(LOOPBACK)?;
+            }
             stream.set_nonblocking(true)?;
             let mut stream = TcpStream::from_std(stream);
             let token = Token(links.len());
@@ -164,7 +175,7 @@ impl Engine {
             let mut trouble = None;
             for link in &mut self.links {
                 while let Some(&i) = link.sends.last() {
-                    if !link.writable || !ready(&done, &steps[i]) {
+                    if !ready(&done, &steps[i]) {
                         break;
                     }
                     match link.send(self.group, op.kind, &steps[i], work) {
@@ -262,6 +273,10 @@ impl Link {
             o.head = head(group, self.sent_frames, kind, payload);
             (o.active, o.gone) = (true, 0);
             self.sent_frames += 1;
+        }
+        // begun all the same, so that a copy is of the data as they were before the next receipt
+        if !self.writable {
+            return Ok(false);
         }
         let payload = o.staged.as_deref().or_else(|| work.view(step)).expect("as when it began");
         let total = HEAD + payload.len();

@@ -112,6 +112,24 @@ impl Tcp {
         Self::connect(shared, members, o.rank, 0, o.lanes.max(1))
     }
 
+    /// The rank that was lost, if one was, and why.
+    pub fn down(&self) -> Option<(usize, String)> {
+        self.shared.health.down()
+    }
+
+    /// See [`Transport::split`].
+    ///
+    /// # Errors
+    /// If a member does not connect.
+    pub fn some(&self, id: u64, members: &[usize], color: u32) -> Result<Tcp> {
+        let rank = members.iter().position(|m| *m == self.rank).expect("this rank is a member");
+        let mut name = self.id.to_le_bytes().to_vec();
+        name.extend_from_slice(&id.to_le_bytes());
+        name.extend_from_slice(&color.to_le_bytes());
+        let members = members.iter().map(|m| self.members[*m]).collect();
+        Self::connect(self.shared.clone(), members, rank, xxh3_64(&name), self.lanes)
+    }
+
     fn listen(o: &TcpOptions, ip: IpAddr, port: u16) -> Result<TcpListener> {
         let at = SocketAddr::new(o.bind.unwrap_or(ip), port);
         TcpListener::bind(at).map_err(|e| match e.kind() {
@@ -281,12 +299,7 @@ impl Transport for Tcp {
     }
 
     fn split(&self, id: u64, members: &[usize], color: u32) -> Result<Box<dyn Transport>> {
-        let rank = members.iter().position(|m| *m == self.rank).expect("this rank is a member");
-        let mut name = self.id.to_le_bytes().to_vec();
-        name.extend_from_slice(&id.to_le_bytes());
-        name.extend_from_slice(&color.to_le_bytes());
-        let members = members.iter().map(|m| self.members[*m]).collect();
-        Ok(Box::new(Self::connect(self.shared.clone(), members, rank, xxh3_64(&name), self.lanes)?))
+        Ok(Box::new(self.some(id, members, color)?))
     }
 
     fn abort(&self, why: &str) {
