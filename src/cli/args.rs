@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
-pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, PlanArgs, SweepArgs};
+pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, LaunchArgs, PlanArgs, SweepArgs};
 
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
 #[derive(Debug, Parser)]
@@ -40,6 +40,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Show runs side by side: what differs in their configurations, and what they came to.
     Compare(CompareArgs),
+    /// Run train, eval or predict as several ranks, on one host or several.
+    Launch(LaunchArgs),
     /// Train many models from one file, each with several seeds, and show one table of them.
     Sweep(SweepArgs),
     /// Write a trained model for other programs: ONNX, or weights as safetensors.

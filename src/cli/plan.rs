@@ -13,7 +13,7 @@ use super::table::Table as Printed;
 use crate::data::FittedEncoder;
 use crate::data::reader::{Labels, Source, fit};
 use crate::data::schema::{Encoding, Schema};
-use crate::gpu::error::human_bytes;
+use crate::text::human_bytes;
 use crate::model::config::Config;
 use crate::parallel::cost::{Cluster, CostModel, Evaluation, RankCost};
 use crate::parallel::placement::{Placement, Shard, Table};

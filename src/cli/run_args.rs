@@ -182,3 +182,67 @@ pub struct PlanArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// `birkhoff launch`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff launch --nproc 4 -- train --train 'day_*.gz' --valid day_23.gz --out runs/a
+  birkhoff launch --nproc 4 -- train --resume runs/a
+
+  export BIRKHOFF_SECRET=…                         two hosts, the same on both: openssl rand -hex 32
+  birkhoff launch --nproc 4 --nnodes 2 --node-rank 0 --master 10.0.0.1:29500 -- train … --out /shared/runs/a
+  birkhoff launch --nproc 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29500 -- train … --out /shared/runs/a
+
+Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints
+as if it were alone; lines of the others begin with [rank N]. When a rank dies, all are started again from the newest
+checkpoint. Ctrl-C is passed on once; a second one kills. The exit code is that of rank 0, else of the rank that
+failed; 130 after Ctrl-C. See docs/launching.md.")]
+pub struct LaunchArgs {
+    /// Ranks on this host
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub nproc: u16,
+    /// Hosts
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub nnodes: u16,
+    /// Which host this is, from 0
+    #[arg(long, value_name = "N")]
+    pub node_rank: Option<u16>,
+    /// Where rank 0 is met: an address of host 0 and a free port there [default: this host, a free port]
+    ///
+    /// Restart N takes the N-th port after it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub master: Option<String>,
+    /// How often the group is started again when a rank dies
+    ///
+    /// Not after bad input (exit code 2), and not once two attempts in a row came to no newer checkpoint.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub max_restarts: u32,
+    /// The number of the restart to join, for a host that comes back while the others have gone on
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub restart: u32,
+    /// How long the other ranks may take to end once one has failed; after that they are asked to, then killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = seconds)]
+    pub grace: f64,
+    /// Write what each rank prints to DIR/rank-N.log; only rank 0 is shown as well
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Of the ranks other than 0 show errors only
+    #[arg(long, short)]
+    pub quiet_ranks: bool,
+    /// Print a JSON line to stdout when the group starts (with process ids), starts again, and ends
+    #[arg(long)]
+    pub json: bool,
+    /// The program of the ranks, for tests
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub program: Option<PathBuf>,
+    /// What every rank runs: train, eval or predict with its options
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.0..=86_400.0).contains(&s) => Ok(s),
+        _ => Err("expected seconds, 0 to 86400".into()),
+    }
+}

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use super::cost::{Cluster, CostModel, Load};
 use super::placement::{MAX_WORLD, Placement, Shard, Table};
-use crate::gpu::error::human_bytes;
+use crate::text::human_bytes;
 use crate::text::group;
 
 /// How tables may be cut.

@@ -53,7 +53,7 @@ fn checkpoint_step(name: &OsStr) -> Option<u64> {
 }
 
 /// A run's checkpoints by step, in order.
-pub(super) fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
+pub(crate) fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
     let mut list: Vec<(u64, PathBuf)> =
         entries.filter_map(|e| Some((checkpoint_step(&e.file_name())?, e.path()))).collect();
