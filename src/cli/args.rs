@@ -153,6 +153,7 @@ pub struct DataArgs {
   birkhoff train --train train.tsv --valid valid.tsv --out runs/d --config dhen.toml --device cpu --json
   birkhoff train --resume runs/d                 goes on with a run that was stopped
   birkhoff train --resume runs/d --epochs 3      makes it longer
+  birkhoff launch --nproc 4 -- train --train train.tsv --valid valid.tsv --out runs/e      four ranks
 
 Ctrl-C saves a checkpoint; so do evaluations, and every ten minutes (train.checkpoint_minutes).")]
 pub struct TrainArgs {
@@ -201,6 +202,9 @@ pub struct TrainArgs {
     /// No progress bar and no notices
     #[arg(long, short)]
     pub quiet: bool,
+    /// Other ranks.
+    #[command(flatten)]
+    pub ranks: super::ranks::RankArgs,
 }
 
 impl TrainArgs {

@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod output;
 pub mod plan;
 pub mod predict;
+pub mod ranks;
 pub mod run_args;
 pub mod schema;
 pub mod sweep;

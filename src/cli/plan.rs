@@ -13,13 +13,13 @@ use super::table::Table as Printed;
 use crate::data::FittedEncoder;
 use crate::data::reader::{Labels, Source, fit};
 use crate::data::schema::{Encoding, Schema};
-use crate::text::human_bytes;
 use crate::model::config::Config;
 use crate::parallel::cost::{Cluster, CostModel, Evaluation, RankCost};
 use crate::parallel::placement::{Placement, Shard, Table};
 use crate::parallel::planner::{Cuts, PlanError, plan};
 use crate::parallel::tables;
 use crate::text::group;
+use crate::text::human_bytes;
 use crate::train::run::{CONFIG, RunError, VOCAB, write_atomic};
 
 /// Rows that are looked at to measure how often ids repeat.

@@ -19,8 +19,8 @@ use std::ops::Range;
 
 use super::cost::{Cluster, CostModel, Load};
 use super::placement::{MAX_WORLD, Placement, Shard, Table};
-use crate::text::human_bytes;
 use crate::text::group;
+use crate::text::human_bytes;
 
 /// How tables may be cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

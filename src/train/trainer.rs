@@ -174,6 +174,11 @@ impl Trainer {
         self.params.iter().map(|p| p.shape().len()).sum()
     }
 
+    /// A checksum of the vocabularies.
+    pub fn vocabulary(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(self.vocab.as_bytes())
+    }
+
     /// The training step's program, for reports.
     pub fn program(&mut self) -> &mut Program {
         &mut self.program
