@@ -216,7 +216,7 @@ fn mistakes_are_one_line() {
         &["launch", "--nproc", "2", "--nnodes", "2", "--node-rank", "0", "--", "eval", "r", "--data", "d"],
         &["--master HOST:PORT"],
     );
-    fails(&["launch", "--nproc", "2", "--grace", "-1", "--", "eval", "r", "--data", "d"], &["--grace"]);
+    fails(&["launch", "--nproc", "2", "--grace=-1", "--", "eval", "r", "--data", "d"], &["--grace"]);
     fails(&["launch", "--nproc", "2", "--", "eval", "--data", "d"], &["eval:", "<RUN>"]);
     // of the ranks themselves: each says it, and none is started again
     let none = Path::new("/nonexistent/run");

@@ -287,6 +287,13 @@ impl Launcher {
         let own = |to| rank == 0 && file.is_none() && self.printer.is_terminal(to);
         let pipe = |to| if own(to) { Stdio::inherit() } else { Stdio::piped() };
         command.stdout(pipe(To::Out)).stderr(pipe(To::Err));
+        // what only goes to a file comes through one pipe: in the order in which it was written
+        let mut both = None;
+        if rank != 0 && file.is_some() {
+            let (from, to) = std::io::pipe().context("cannot make a pipe")?;
+            command.stdout(to.try_clone().context("cannot make a pipe")?).stderr(to);
+            both = Some((To::Out, Box::new(from) as Box<dyn Read + Send>));
+        }
         let mut process = Process::start(&mut command)
             .with_context(|| format!("cannot start {} as rank {rank}", self.program.display()))?;
         let show = match (rank, &self.output) {
@@ -299,7 +306,7 @@ impl Launcher {
         let child = process.child();
         let out = child.stdout.take().map(|o| (To::Out, Box::new(o) as Box<dyn Read + Send>));
         let err = child.stderr.take().map(|e| (To::Err, Box::new(e) as Box<dyn Read + Send>));
-        for (to, pipe) in out.into_iter().chain(err) {
+        for (to, pipe) in both.into_iter().chain(out).chain(err) {
             let (file, tail, printer, open) =
                 (file.clone(), tail.clone(), self.printer.clone(), open.clone());
             let pump = Pump { rank, to, show, file, tail, printer };

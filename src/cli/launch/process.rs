@@ -136,13 +136,21 @@ fn isolate(command: &mut Command) {
                 return Err(nix::errno::Errno::ESRCH.into());
             }
         }
-        // its group is not the terminal's foreground, and may write there all the same (`stty tostop`)
-        // SAFETY: ignoring a signal installs no handler.
-        unsafe { signal(Signal::SIGTTOU, SigHandler::SigIgn) }?;
+        // its group is not the terminal's foreground, and may write there all the same (`stty tostop`); and a shell's
+        // background job is born deaf to SIGINT, which the launcher hears and passes on
+        let ways = [
+            (Signal::SIGTTOU, SigHandler::SigIgn),
+            (Signal::SIGINT, SigHandler::SigDfl),
+            (Signal::SIGTERM, SigHandler::SigDfl),
+        ];
+        for (which, way) in ways {
+            // SAFETY: no handler is installed.
+            unsafe { signal(which, way) }?;
+        }
         Ok(())
     };
     command.process_group(0);
-    // SAFETY: between fork and exec it makes three system calls and allocates nothing.
+    // SAFETY: between fork and exec it makes a few system calls and allocates nothing.
     unsafe { command.pre_exec(prepare) };
 }
 

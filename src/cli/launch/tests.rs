@@ -280,11 +280,13 @@ fn a_rank_that_hangs_is_asked_then_killed() {
         2) while [ ! -e $DIR/ready0 ] || [ ! -e $DIR/ready1 ]; do sleep 0.02; done; kill -9 $$;;
         esac
         touch $DIR/ready$RANK; while :; do sleep 0.02; done"#;
-    let r = run(launcher(3), script);
+    let mut l = launcher(3);
+    l.grace = Duration::from_secs(2);
+    let r = run(l, script);
     assert_eq!(r.file("asked"), "asked\n");
     assert!(r.reason().starts_with("rank 2 was killed by signal 9"), "{}", r.reason());
-    // 0.4 s of grace, and as long again
-    assert!((0.8..5.0).contains(&r.took.as_secs_f64()), "{:?}", r.took);
+    // the grace, and as long again
+    assert!(r.took >= Duration::from_secs(4), "{:?}", r.took);
     // where all others lost it, the one that hung is the reason
     let script = "[ $RANK = 0 ] && exit 75; trap '' TERM; while :; do sleep 0.02; done";
     let r = run(launcher(2), script);
@@ -340,12 +342,20 @@ fn what_a_rank_started_goes_with_it() {
     let script = "sleep 300 & echo $! > $DIR/pid$RANK; exit 0";
     let r = run(launcher(2), script);
     assert_eq!(r.ended.code, 0);
+    let begin = Instant::now();
     for i in 0..2 {
         let pid: u32 = r.file(&format!("pid{i}")).trim().parse().unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        assert!(stat.is_empty() || stat.contains(") Z"), "{stat}");
+        // the signal was sent; whoever inherited the process collects it
+        let gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z")
+        };
+        while !gone() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{pid} is still there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
-    assert!(r.took < Duration::from_secs(10));
+    assert!(r.took < Duration::from_secs(60), "{:?}", r.took);
 }
 
 #[test]
@@ -363,14 +373,20 @@ fn logs_hold_every_rank_over_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let logs = dir.path().join("a/logs");
     (l.output, l.max_restarts) = (Output::Files(logs.clone()), 1);
-    let r = run(l, "echo out $RANK $1; sleep 0.1; echo err $RANK $1 >&2; exit $((1 - $1))");
+    let r =
+        run(l, "for i in 1 2 3; do echo out $i; echo err $i >&2; done; exit $(((1 - $1) * (1 + 74 * RANK)))");
     assert_eq!(r.ended.code, 0);
     let read = |i| std::fs::read_to_string(logs.join(format!("rank-{i}.log"))).unwrap();
-    for i in 0..2 {
-        assert_eq!(read(i), format!("out {i} 0\nerr {i} 0\n---- restart 1\nout {i} 1\nerr {i} 1\n"));
-    }
-    assert_eq!(r.out.text(), "out 0 0\nout 0 1\n");
-    assert!(!r.err.text().contains("err 1"), "{}", r.err.text());
+    let life: String = (1..4).map(|i| format!("out {i}\nerr {i}\n")).collect();
+    assert_eq!(read(1), format!("{life}---- restart 1\n{life}"));
+    // rank 0's two outputs are shown apart, so that only the order within each is certain
+    let part = |begin: &str| read(0).lines().filter(|l| l.starts_with(begin)).collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        (part("out").as_str(), part("err").as_str()),
+        ("out 1 out 2 out 3 out 1 out 2 out 3", "err 1 err 2 err 3 err 1 err 2 err 3")
+    );
+    assert_eq!(r.out.text(), "out 1\nout 2\nout 3\n".repeat(2));
+    assert_eq!(r.err.text().matches("err ").count(), 6, "{}", r.err.text());
 }
 
 #[test]
