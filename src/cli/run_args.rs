@@ -80,7 +80,8 @@ pub struct CompareArgs {
   \"model.layers\" = [1, 2, 4]
   \"model.residual.mode\" = [\"shortcut\", \"mhc\"]
 
-Runs stand in FOLDER/NAME/seed-N. The same command goes on where it was stopped: finished runs are not trained again.
+Paths in the file are relative to it. Runs stand in FOLDER/NAME/seed-N. The same command goes on where it was stopped:
+finished runs are not trained again, and one that was stopped goes on from its checkpoint.
 If a run fails, the others are trained all the same, and the exit code is 2. See docs/sweeps.md.")]
 pub struct SweepArgs {
     /// What to train: a base configuration, and a grid or a list of changes to it

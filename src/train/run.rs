@@ -155,7 +155,7 @@ impl RunFolder {
         for entry in fs::read_dir(path).map_err(io_error(path, "list the folder"))? {
             empty &= entry.map_err(io_error(path, "list the folder"))?.file_name() == OsStr::new(LOCK);
         }
-        if !empty && !is_run(path) {
+        if !empty && !Self::is_run(path) {
             return Err(RunError::NotARun(name));
         }
         let lock = lock(path)?;
@@ -171,6 +171,13 @@ impl RunFolder {
         Ok(Self { path: path.to_owned(), notice, lock: Some(lock) })
     }
 
+    /// Whether a folder is a run's: it has a configuration written by this module.
+    pub fn is_run(path: &Path) -> bool {
+        let mut start = Vec::new();
+        let read = File::open(path.join(CONFIG)).map(|f| f.take(MARK.len() as u64).read_to_end(&mut start));
+        matches!(read, Ok(Ok(_))) && start == MARK.as_bytes()
+    }
+
     /// Opens a run to go on with it. Nothing is changed before [`RunFolder::rewind`].
     pub fn resume(path: &Path) -> Result<Self, RunError> {
         let name = path.display().to_string();
@@ -180,7 +187,7 @@ impl RunFolder {
             Ok(m) if !m.is_dir() => return Err(RunError::File(name)),
             Ok(_) => {}
         }
-        if !is_run(path) {
+        if !Self::is_run(path) {
             return Err(RunError::NotResumable(name));
         }
         let lock = lock(path)?;
@@ -377,12 +384,6 @@ impl Drop for RunFolder {
 
 fn json_error(path: &Path, e: &serde_json::Error) -> RunError {
     RunError::Json { path: path.display().to_string(), message: e.to_string() }
-}
-
-fn is_run(path: &Path) -> bool {
-    let mut start = Vec::new();
-    let read = File::open(path.join(CONFIG)).map(|f| f.take(MARK.len() as u64).read_to_end(&mut start));
-    matches!(read, Ok(Ok(_))) && start == MARK.as_bytes()
 }
 
 fn lock(folder: &Path) -> Result<File, RunError> {
