@@ -179,7 +179,7 @@ pub struct TrainArgs {
     /// Print JSON lines to stdout, one a logged step or evaluation, then the summary (and the test rows' metrics)
     #[arg(long)]
     pub json: bool,
-    /// Replace a finished run in --out
+    /// Replace a run in --out
     #[arg(long)]
     pub force: bool,
     /// Print the time of each kernel at the end

@@ -216,7 +216,7 @@ impl Trainer {
         match all.is_empty() {
             true => Ok(None),
             false => bail!(
-                "{0}: none of its {1} checkpoints can be read; train again with --out {0}",
+                "{0}: none of its {1} checkpoints can be read; train again with --out {0} --force",
                 run.path().display(),
                 all.len()
             ),

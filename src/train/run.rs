@@ -70,6 +70,12 @@ pub enum RunError {
     /// `--out` names a finished run.
     #[error("{0} holds a finished run; add --force to replace it, or name another folder with --out")]
     Finished(String),
+    /// `--out` names a run that was stopped.
+    #[error(
+        "{0} holds an unfinished run; go on with it: birkhoff train --resume {0}, or add --force to replace it, \
+         or name another folder with --out"
+    )]
+    Unfinished(String),
     /// `--out` names a folder of something else.
     #[error(
         "{0} is not empty and not a birkhoff run, so it is left alone (also with --force); \
@@ -84,7 +90,7 @@ pub enum RunError {
     Missing(String),
     /// A run without a checkpoint.
     #[error(
-        "{0} has no weights.safetensors: the run did not reach its first checkpoint; train again with --out {0}"
+        "{0} has no weights.safetensors: the run did not reach its first checkpoint; begin it again with: birkhoff train --resume {0}"
     )]
     NoWeights(String),
     /// A run that was stopped before its first evaluation.
@@ -138,18 +144,22 @@ pub struct RunFolder {
     notice: Option<String>,
     /// Held while training; released and removed on drop.
     lock: Option<File>,
+    /// Folders that were made for the run, the innermost first; removed on drop if nothing came into them.
+    made: Vec<PathBuf>,
 }
 
 impl RunFolder {
-    /// Prepares `path` for a new run: creates the folder, or checks that it may be used. A finished
-    /// run is refused without `force`; an unfinished one may be restarted ([`RunFolder::notice`]
-    /// says so); any other folder that is not empty is refused always. Nothing is removed before
-    /// [`RunFolder::begin`], so that a start that fails on its data leaves an old run whole.
+    /// Prepares `path` for a new run: creates the folder, or checks that it may be used. A run, finished or not, is
+    /// refused without `force` ([`RunFolder::notice`] says what is replaced); any other folder that is not empty is
+    /// refused always. Nothing is removed before [`RunFolder::begin`], so that a start that fails on its data leaves
+    /// an old run whole, and nothing where nothing was.
     pub fn create(path: &Path, force: bool) -> Result<Self, RunError> {
         let name = path.display().to_string();
         if path.exists() && !path.is_dir() {
             return Err(RunError::File(name));
         }
+        let absent = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
+        let made: Vec<PathBuf> = path.ancestors().take_while(absent).map(Path::to_owned).collect();
         fs::create_dir_all(path).map_err(io_error(path, "create the folder"))?;
         let mut empty = true;
         for entry in fs::read_dir(path).map_err(io_error(path, "list the folder"))? {
@@ -163,12 +173,11 @@ impl RunFolder {
         let notice = match (empty, finished) {
             (true, _) => None,
             (false, true) if !force => return Err(RunError::Finished(name)),
+            (false, false) if !force => return Err(RunError::Unfinished(name)),
             (false, true) => Some(format!("{name}: replacing a finished run (--force)")),
-            (false, false) => Some(format!(
-                "{name}: starting an unfinished run again from its first step (--resume {name} would go on with it)"
-            )),
+            (false, false) => Some(format!("{name}: replacing an unfinished run (--force)")),
         };
-        Ok(Self { path: path.to_owned(), notice, lock: Some(lock) })
+        Ok(Self { path: path.to_owned(), notice, lock: Some(lock), made })
     }
 
     /// Whether a folder is a run's: it has a configuration written by this module.
@@ -191,7 +200,7 @@ impl RunFolder {
             return Err(RunError::NotResumable(name));
         }
         let lock = lock(path)?;
-        Ok(Self { path: path.to_owned(), notice: None, lock: Some(lock) })
+        Ok(Self { path: path.to_owned(), notice: None, lock: Some(lock), made: vec![] })
     }
 
     /// Takes the run back to a checkpoint: what was written after it goes, so that the folder reads as if the run
@@ -236,7 +245,7 @@ impl RunFolder {
                 false => RunError::NoEvaluation(name),
             });
         }
-        Ok(Self { path: path.to_owned(), notice: None, lock: None })
+        Ok(Self { path: path.to_owned(), notice: None, lock: None, made: vec![] })
     }
 
     /// Removes the files of an earlier run (and only these) and writes the configuration.
@@ -379,6 +388,8 @@ impl Drop for RunFolder {
             // Left behind, the file would do no harm.
             let _ = fs::remove_file(self.path.join(LOCK));
         }
+        // a start that failed leaves no empty folder; one with something in it is not removed
+        self.made.iter().take_while(|folder| fs::remove_dir(folder).is_ok()).for_each(drop);
     }
 }
 
