@@ -91,7 +91,7 @@ fn parts_are_disjoint_and_the_same_after_a_stop() {
     let dir = tempfile::tempdir().unwrap();
     let at = |n: &str| dir.path().join(n);
     let rows = (0..ROWS).map(|i| {
-        let click = u8::from((user(i) + i % 3) % 4 == 0);
+        let click = u8::from((user(i) + i % 3).is_multiple_of(4));
         format!("r{i},u{},2024-02-{:02},{click}\n", user(i), day(i))
     });
     let (file, schema) = (at("log.csv"), at("s.toml"));
