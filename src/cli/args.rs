@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
-pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, LaunchArgs, PlanArgs, SweepArgs};
+pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, LaunchArgs, PlanArgs, ReadArgs, SweepArgs};
 
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
 #[derive(Debug, Parser)]
@@ -184,7 +184,7 @@ pub struct TrainArgs {
     /// Print JSON lines to stdout, one a logged step or evaluation, then the summary (and the test rows' metrics)
     #[arg(long)]
     pub json: bool,
-    /// Replace a finished run in --out
+    /// Replace a run in --out
     #[arg(long)]
     pub force: bool,
     /// Print the time of each kernel at the end
@@ -245,6 +245,9 @@ pub struct EvalArgs {
     /// Labelled rows with the columns that the run was trained on: files, patterns, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
+    /// How they are read.
+    #[command(flatten)]
+    pub read: ReadArgs,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArg,
@@ -261,6 +264,7 @@ pub struct EvalArgs {
 #[command(after_help = "Examples:
   birkhoff predict runs/a --data today.tsv --out scores.csv
   birkhoff predict runs/a --data 'today_*.parquet' --columns user,item --out scores.parquet
+  birkhoff predict runs/a --data today.csv --format csv --out scores.csv      (trained on another format)
   zcat today.tsv.gz | birkhoff predict runs/a --data - --out - | head")]
 pub struct PredictArgs {
     /// Run folder of `birkhoff train --out`
@@ -269,13 +273,16 @@ pub struct PredictArgs {
     /// Rows to score, with or without labels: files, patterns, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
+    /// How they are read.
+    #[command(flatten)]
+    pub read: ReadArgs,
     /// File to write, one line a row, in the order of the input; - is standard output, .parquet another format
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     /// Columns of the input to copy in front of the scores
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub columns: Vec<String>,
-    /// Format of the file [default: by its name, csv]
+    /// Format of the file to write [default: by its name, csv]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub out_format: Option<OutFormat>,
     /// What to do with a row that cannot be read: stop, or leave it out

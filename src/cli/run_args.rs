@@ -2,7 +2,58 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
+
+use crate::model::config::{Config, ConfigError, DataConfig, Format, Header};
+
+impl ValueEnum for Header {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Header::Auto, Header::Yes, Header::No]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
+
+/// How files are read that are not as those that a run was trained on.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ReadArgs {
+    /// Format of the files; auto: told from the content [default: data.format of the run]
+    ///
+    /// With it, delimiter, quotes and header are told from the content, too, whatever the run's configuration says.
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    /// What stands between fields: one character, or tab [default: data.delimiter of the run]
+    #[arg(long, value_name = "CHARACTER")]
+    pub delimiter: Option<String>,
+    /// Whether the first line has the columns' names [default: data.header of the run]
+    #[arg(long, value_name = "WORD")]
+    pub header: Option<Header>,
+    /// Character set, such as latin1 [default: data.encoding of the run]
+    #[arg(long, value_name = "NAME")]
+    pub encoding: Option<String>,
+}
+
+impl ReadArgs {
+    /// What the run's configuration says about files, and these options over it.
+    pub fn over(&self, run: &Config) -> Result<DataConfig, ConfigError> {
+        let mut config = run.clone();
+        let d = &mut config.data;
+        if let Some(format) = self.format {
+            d.format = format;
+            (d.delimiter, d.quote, d.header) = (String::new(), "auto".into(), Header::Auto);
+        }
+        if let Some(text) = &self.delimiter {
+            d.delimiter = if matches!(text.as_str(), "tab" | "\\t") { "\t".into() } else { text.clone() };
+        }
+        d.header = self.header.unwrap_or(d.header);
+        d.encoding = self.encoding.clone().unwrap_or(std::mem::take(&mut d.encoding));
+        config.validate()?;
+        Ok(config.data)
+    }
+}
 
 /// What `birkhoff export` writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -80,7 +131,8 @@ pub struct CompareArgs {
   \"model.layers\" = [1, 2, 4]
   \"model.residual.mode\" = [\"shortcut\", \"mhc\"]
 
-Runs stand in FOLDER/NAME/seed-N. The same command goes on where it was stopped: finished runs are not trained again.
+Paths in the file are relative to it. Runs stand in FOLDER/NAME/seed-N. The same command goes on where it was stopped:
+finished runs are not trained again, and one that was stopped goes on from its checkpoint.
 If a run fails, the others are trained all the same, and the exit code is 2. See docs/sweeps.md.")]
 pub struct SweepArgs {
     /// What to train: a base configuration, and a grid or a list of changes to it

@@ -310,7 +310,7 @@ fn take_up(
     let Some(r) = &resumed else {
         ensure!(
             !finished,
-            "{name}: finished, and its checkpoints are gone: it cannot go on; train again with --out"
+            "{name}: finished, and its checkpoints are gone: it cannot go on; train again with --out {name} --force"
         );
         return Ok(None);
     };

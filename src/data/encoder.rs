@@ -33,6 +33,8 @@ pub struct FittedEncoder {
     pub rows: u64,
     /// Those with label 1.
     pub positives: u64,
+    /// Sum of the weights of all rows, and of those with label 1, where rows have weights.
+    pub weights: Option<[f64; 2]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -41,6 +43,8 @@ struct Header {
     version: u32,
     rows: u64,
     positives: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    weights: Option<[f64; 2]>,
     schema: Schema,
 }
 
@@ -63,9 +67,15 @@ impl FittedEncoder {
         self.schema.owners().into_iter().map(|owner| self.columns[owner].table_rows()).collect()
     }
 
-    /// Click rate of the training rows, kept inside (0, 1) so that its log-odds are finite.
+    /// Click rate of the training rows by their weights, kept inside (0, 1) so that its log-odds are finite.
     pub fn click_rate(&self) -> f64 {
-        (self.positives as f64 + 0.5) / (self.rows as f64 + 1.0)
+        let rows = self.rows as f64;
+        let (all, positive) = match self.weights {
+            // as if each row weighed 1 on the mean
+            Some([all, positive]) if all > 0.0 => (rows, positive * (rows / all)),
+            _ => (rows, self.positives as f64),
+        };
+        (positive + 0.5) / (all + 1.0)
     }
 
     /// Rows, empty, of the width that this encoder makes.
@@ -100,6 +110,7 @@ impl FittedEncoder {
             version: VERSION,
             rows: self.rows,
             positives: self.positives,
+            weights: self.weights,
             schema: self.schema.clone(),
         };
         json_line(&mut out, &header)?;
@@ -162,7 +173,8 @@ impl FittedEncoder {
             return Err(lines.fail("the checksum does not match; the file is damaged, train again".into()));
         }
         lines.at_end()?;
-        Ok(FittedEncoder { schema: header.schema, columns, rows: header.rows, positives: header.positives })
+        let Header { schema, rows, positives, weights, .. } = header;
+        Ok(FittedEncoder { schema, columns, rows, positives, weights })
     }
 }
 
@@ -408,6 +420,7 @@ pub struct Fitter {
     longest: Vec<u32>,
     rows: u64,
     positives: u64,
+    weights: [f64; 2],
 }
 
 impl Fitter {
@@ -421,6 +434,7 @@ impl Fitter {
             schema: schema.clone(),
             rows: 0,
             positives: 0,
+            weights: [0.0; 2],
         })
     }
 
@@ -429,6 +443,10 @@ impl Fitter {
         let (n, c) = (self.schema.numeric.len(), self.schema.categorical.len());
         self.rows += raw.len() as u64;
         self.positives += raw.labels.iter().filter(|&&l| l == 1).count() as u64;
+        for (&w, &label) in raw.weights.iter().zip(&raw.labels) {
+            self.weights[0] += f64::from(w);
+            self.weights[1] += if label == 1 { f64::from(w) } else { 0.0 };
+        }
         for (j, (moments, column)) in self.moments.iter_mut().zip(&self.schema.numeric).enumerate() {
             if matches!(column.transform, Transform::Standardize { .. }) {
                 let present = raw.numeric.iter().skip(j).step_by(n).filter(|v| !v.is_nan());
@@ -494,7 +512,8 @@ impl Fitter {
             ColumnEncoder::new(column, values)
         });
         let columns = columns.collect::<Result<Vec<_>, _>>()?;
-        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, schema })
+        let weights = schema.weight.is_some().then_some(self.weights);
+        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, weights, schema })
     }
 }
 

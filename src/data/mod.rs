@@ -12,6 +12,7 @@ pub mod encoder;
 pub mod error;
 pub mod feed;
 pub mod format;
+mod guess;
 pub mod input;
 pub mod label;
 #[cfg(not(target_arch = "wasm32"))]

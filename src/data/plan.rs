@@ -290,7 +290,7 @@ impl Plan {
                 Some(positive) => Ok(u8::from(positive)),
                 None => bad(format!("what its rule \"{}\" can compare; correct the value", rule.text())),
             },
-            None => match field {
+            None => match if self.integer { field } else { field.trim_ascii() } {
                 b"0" => Ok(0),
                 b"1" => Ok(1),
                 b"-1" if self.signed => Ok(0),
@@ -330,8 +330,14 @@ impl Plan {
             Some(i) => self.label_of(field(i))?,
             None => UNLABELLED,
         };
+        let number = |i: usize| match fields.number(i, text) {
+            // a text that means "missing" may look like a number; a number of a columnar file has no text
+            Some(_) if self.na.iter().any(|n| !n.is_empty() && n == field(i)) => Some(f64::NAN),
+            None if !self.integer => spaced_number(field(i)),
+            other => other,
+        };
         let weight = match self.weight {
-            Some(i) => match fields.number(i, text) {
+            Some(i) => match number(i) {
                 Some(w) if w >= 0.0 => Some(w as f32),
                 _ => {
                     return Err(RowProblem::BadWeight {
@@ -344,7 +350,7 @@ impl Plan {
         };
         sink.begin(self.width);
         for &(i, k) in &self.numeric {
-            match fields.number(i, text) {
+            match number(i) {
                 Some(value) => sink.number(k, value),
                 None if self.missing(field(i)) => sink.number(k, f64::NAN),
                 None => {
@@ -435,6 +441,13 @@ fn parse_number_in(text: &[u8], start: usize, end: usize) -> Option<f64> {
     parse_number(&text[start..end])
 }
 
+/// A number with spaces round it; spaces alone are none.
+#[cold]
+pub(crate) fn spaced_number(field: &[u8]) -> Option<f64> {
+    let inner = field.trim_ascii();
+    if inner.is_empty() { None } else { parse_number(inner) }
+}
+
 /// A finite decimal number of float32's range; NaN for the empty field.
 #[inline]
 pub(crate) fn parse_number(field: &[u8]) -> Option<f64> {
@@ -499,6 +512,11 @@ mod tests {
         assert!(parse_number(b"").unwrap().is_nan());
         for bad in ["4e38", "nan", "inf", "-", "1x", " 1", "0x10"] {
             assert_eq!(parse_number(bad.as_bytes()), None, "{bad}");
+        }
+        assert_eq!(spaced_number(b" 7 "), Some(7.0));
+        assert_eq!(spaced_number(b"-2.5\t"), Some(-2.5));
+        for bad in ["", " ", "1 2", "- 1", " x"] {
+            assert_eq!(spaced_number(bad.as_bytes()), None, "{bad}");
         }
     }
 }

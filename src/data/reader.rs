@@ -203,14 +203,17 @@ impl Reader {
             Format::Delimited(d) => self.open_delimited(&path, &head, reader, d)?,
             Format::Sparse { fields } => {
                 let o = PlanOptions { signed: true, ..self.plan_options() };
-                let plan =
-                    Plan::new(&self.schema, SparseParser::names(&self.schema), LabelLayout::Labelled, &o);
+                let layout = match self.source.read.labels {
+                    Labels::Optional if super::sparse::unlabelled(&head) => LabelLayout::Absent,
+                    _ => LabelLayout::Labelled,
+                };
+                let plan = Plan::new(&self.schema, SparseParser::names(&self.schema), layout, &o);
                 let plan = plan.map_err(fail)?;
                 let blocks = BlockReader::new(&path, reader, self.source.block);
                 let blocks = blocks.records(super::blocks::LONGEST_RECORD, None);
                 self.expected = "lines of a label and index:value pairs".into();
                 let parse = Parse::Sparse(Arc::new(SparseParser::new(plan, &self.schema, fields)));
-                (true, Open::Text { blocks, parse, start: None })
+                (layout == LabelLayout::Labelled, Open::Text { blocks, parse, start: None })
             }
             #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
             Format::Parquet | Format::Arrow { .. } => {

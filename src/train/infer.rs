@@ -507,6 +507,51 @@ mod tests {
     use crate::data::loader::{LoaderOptions, Order};
     use crate::data::reader::{ReadOptions, Source};
 
+    /// The head begins with the click rate by weight: rows of weight 0 do not count, and weights of 1 are none.
+    #[test]
+    fn the_head_begins_at_the_weighted_click_rate() {
+        let toml = "
+            [data]
+            format = 'csv'
+            min_count = 1
+            [[data.columns]]
+            name = 'y'
+            kind = 'label'
+            [[data.columns]]
+            name = 'w'
+            kind = 'weight'
+            [[data.columns]]
+            name = 'c'
+            kind = 'categorical'
+        ";
+        let start = |toml: &str, text: &str| {
+            let cfg = Config::from_text("t.toml", toml, &[]).unwrap();
+            let schema = crate::train::schema::schema(&cfg.data).unwrap();
+            let place = Place::Bytes("t.csv".into(), text.as_bytes().into());
+            let format = crate::train::schema::format(&cfg.data);
+            let source = Source::new(vec![place], format, ReadOptions::default());
+            let encoder = crate::data::reader::fit(&source, &schema).unwrap().0;
+            // a run's vocabularies keep it
+            let mut bytes = vec![];
+            encoder.write_to(&mut bytes).unwrap();
+            let encoder = FittedEncoder::read_from(Path::new("v"), &bytes[..]).unwrap();
+            let inputs = Inputs::new(Arc::new(encoder), &cfg, &Device::Cpu).unwrap();
+            let m = inputs.model(&cfg, 4, true).unwrap();
+            m.params.iter().find(|p| p.name == "head.b1").unwrap().initial(1)[0]
+        };
+        let plain = toml.replace("'weight'", "'ignore'");
+        let text = "1,3,a\n0,1,b\n0,4,a\n0,0,b\n";
+        let log_odds = |positive: f64, rows: f64| {
+            let p = (positive + 0.5) / (rows + 1.0);
+            (p / (1.0 - p)).ln() as f32
+        };
+        assert!((start(&plain, text) - log_odds(1.0, 4.0)).abs() < 1e-6);
+        assert!((start(toml, text) - log_odds(4.0 * 3.0 / 8.0, 4.0)).abs() < 1e-6);
+        assert_eq!(start(toml, "1,1,a\n0,1,b\n0,1,a\n"), start(&plain, "1,1,a\n0,1,b\n0,1,a\n"));
+        // no row counts: as without weights
+        assert_eq!(start(toml, "1,0,a\n0,0,b\n0,0,a\n"), start(&plain, "1,0,a\n0,0,b\n0,0,a\n"));
+    }
+
     /// Slots come in schema order, whatever tables they are looked up in: `h` is a list of `c`'s values, `b` has
     /// rows of another width.
     #[test]

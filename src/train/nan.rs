@@ -155,10 +155,13 @@ impl Trainer {
             (_, false) => " (forward)",
         };
         let place = if scope.is_empty() { String::new() } else { format!(" in {scope}{pass}") };
-        let from = bad.largest.as_ref().map_or(String::new(), |(t, v)| format!(" from {t} of up to {v:.1e}"));
+        // the mark of the backward pass is said in words
+        let name = |tensor: &str| tensor.replace('\'', "");
+        let largest = bad.largest.as_ref();
+        let from = largest.map_or(String::new(), |(t, v)| format!(" from {} of up to {v:.1e}", name(t)));
         anyhow!(
             "step {step}: first not finite is {}, {} of {} values, made by {}{place}{from}; {}; {TRY}",
-            bad.tensor,
+            name(&bad.tensor),
             bad.bad,
             bad.of,
             bad.op,
@@ -284,6 +287,27 @@ mod tests {
             assert!(e.starts_with("step 1: first not finite is layers.1.attention:matmul"), "{e}");
             assert!(e.contains("made by matmul in layers.1.attention (forward)"), "{e}");
         }
+    }
+
+    #[test]
+    fn the_backward_pass_is_said_in_words() {
+        let t = world().trainer(&[], &Device::Cpu);
+        let bad = BadValue {
+            tensor: "layers.0.attention':matmul.2 [8, 8]".into(),
+            op: "matmul",
+            scope: "layers.0.attention'".into(),
+            largest: Some(("head':map.0 [8]".into(), 3e38)),
+            bad: 1,
+            of: 64,
+        };
+        let text = t.sentence(7, &bad).to_string();
+        assert!(
+            text.starts_with(
+                "step 7: first not finite is layers.0.attention:matmul.2 [8, 8], 1 of 64 values, made by matmul in \
+                 layers.0.attention (backward) from head:map.0 [8] of up to 3.0e38; "
+            ),
+            "{text}"
+        );
     }
 
     #[test]

@@ -270,7 +270,7 @@ impl Trainer {
                 Ok(None)
             }
             false => bail!(
-                "{0}: none of its {1} checkpoints can be read; train again with --out {0}",
+                "{0}: none of its {1} checkpoints can be read; train again with --out {0} --force",
                 run.path().display(),
                 all.len()
             ),
