@@ -59,10 +59,7 @@ fn a_plan_is_made_written_edited_and_priced() {
     let at = toml.find("[[shards]]").unwrap();
     let next = at + 1 + toml[at + 1..].find("[[shards]]").unwrap();
     std::fs::write(&file, [&toml[..at], &toml[next..]].concat()).unwrap();
-    fails(
-        &hashed(&["--plan", s(&file)]),
-        &["plan.toml: C1: rows 0 to ", "columns 0 to 16 are on no rank"],
-    );
+    fails(&hashed(&["--plan", s(&file)]), &["plan.toml: C1: rows 0 to ", "columns 0 to 16 are on no rank"]);
     std::fs::write(&file, toml.replacen("rank = ", "rank = 1", 1)).unwrap();
     fails(&hashed(&["--plan", s(&file)]), &["plan.toml:", "C1: rank = 1", "ranks go from 0 to 3"]);
     std::fs::write(&file, &toml).unwrap();
