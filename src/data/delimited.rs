@@ -499,7 +499,7 @@ mod tests {
             let schema = Schema { numeric: vec![numeric], categorical, ..Schema::default() };
             let names = ["label", "n", "a", "b"].map(String::from).to_vec();
             let na = if na { vec!["NA".to_string()] } else { vec![] };
-            let split = split.then(|| (Split { shares: [0.7, 0.2, 0.1], by: SplitBy::Random { seed: 3 } }, Part::Train));
+            let split = split.then_some((Split { shares: [0.7, 0.2, 0.1], by: SplitBy::Random { seed: 3 } }, Part::Train));
             let o = PlanOptions { na: &na, split, ..PlanOptions::default() };
             let plan = Plan::new(&schema, names, LabelLayout::Labelled, &o).unwrap();
             let format = Delimited { delimiter: b'\t', quote: None, header: Some(false), criteo: false };

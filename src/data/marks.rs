@@ -56,19 +56,19 @@ impl Marks {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn find_256(&mut self, text: &[u8], base: usize, delimiter: u8) -> bool {
-        self.find_by(text, base, |b| x86::masks_256(b, delimiter), |at, found, p| write_bits(at, found, p))
+        self.find_by(text, base, |b| x86::masks_256(b, delimiter), write_bits)
     }
 
     #[cfg(target_arch = "x86_64")]
     fn find_128(&mut self, text: &[u8], base: usize, delimiter: u8) -> bool {
         // SAFETY: SSE2 is part of every x86-64.
         let masks = |b: &[u8; 64]| unsafe { x86::masks_128(b, delimiter) };
-        self.find_by(text, base, masks, |at, found, p| write_bits(at, found, p))
+        self.find_by(text, base, masks, write_bits)
     }
 
     #[cfg(any(test, not(target_arch = "x86_64")))]
     fn find_in_words(&mut self, text: &[u8], base: usize, delimiter: u8) -> bool {
-        self.find_by(text, base, |b| masks_of_words(b, delimiter), |at, found, p| write_bits(at, found, p))
+        self.find_by(text, base, |b| masks_of_words(b, delimiter), write_bits)
     }
 
     /// The search with two parts that depend on the processor: the masks of a block, and the places of a mask's bits
