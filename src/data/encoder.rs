@@ -12,9 +12,10 @@ use crate::par::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::columns::{BATCH, log_of_small, place_of};
 use super::error::DataError;
 use super::plan::Sink;
-use super::rows::{ListIds, RawRows, Rows};
+use super::rows::{RawRows, Rows};
 use super::schema::{Encoding, Schema, Transform};
 use super::vocab::{ColumnEncoder, Counter, Interner, MISSING};
 
@@ -80,8 +81,7 @@ impl FittedEncoder {
 
     /// Rows, empty, of the width that this encoder makes.
     pub fn empty_rows(&self) -> Rows {
-        let lists = vec![ListIds::default(); self.schema.lists()];
-        Rows { lists, ..Rows::new(self.schema.features(), self.schema.singles()) }
+        Rows::default().cleared(self.schema.features(), self.schema.singles(), self.schema.lists())
     }
 
     /// An error unless this encoder was fitted for `schema` (fitted statistics aside).
@@ -187,7 +187,7 @@ pub(crate) struct EncodingSink<'a> {
     numeric: Vec<(Transform, Option<usize>)>,
     /// Of each categorical column.
     columns: Vec<Place<'a>>,
-    /// Start of the row in `rows.numeric` and `rows.ids`, which may be longer than they will be.
+    /// Where the rows under construction begin in `rows.numeric` and `rows.ids`.
     at: (usize, usize),
     small: &'static [f32],
     was_cut: bool,
@@ -202,12 +202,9 @@ struct Place<'a> {
     most: usize,
 }
 
-/// Rows by which an [`EncodingSink`] grows.
-const GROWTH: usize = 1 << 10;
-
 impl<'a> EncodingSink<'a> {
-    /// No rows yet.
-    pub fn new(encoder: &'a FittedEncoder) -> Self {
+    /// No rows yet, in the memory of some that are done with.
+    pub fn new(encoder: &'a FittedEncoder, spare: Rows) -> Self {
         let schema = &encoder.schema;
         let mut indicator = schema.numeric.len();
         let numeric = schema.numeric.iter().map(|c| {
@@ -225,7 +222,7 @@ impl<'a> EncodingSink<'a> {
         EncodingSink {
             numeric: numeric.collect(),
             columns: columns.collect(),
-            rows: encoder.empty_rows(),
+            rows: spare.cleared(schema.features(), schema.singles(), schema.lists()),
             cut: 0,
             at: (0, 0),
             small: log_of_small(),
@@ -234,63 +231,72 @@ impl<'a> EncodingSink<'a> {
     }
 
     /// The rows, and in how many of them a list was cut.
-    pub fn into_rows(mut self) -> (Rows, u64) {
-        let n = self.rows.len();
-        self.rows.numeric.truncate(n * self.rows.features);
-        self.rows.ids.truncate(n * self.rows.columns);
+    pub fn into_rows(self) -> (Rows, u64) {
         (self.rows, self.cut)
     }
 }
 
 impl Sink for EncodingSink<'_> {
     fn expect(&mut self, rows: usize, _: (usize, usize)) {
-        let all = self.rows.len() + rows;
-        self.rows.numeric.resize(all * self.rows.features, 0.0);
-        self.rows.ids.resize(all * self.rows.columns, MISSING);
+        self.rows.numeric.reserve(rows * self.rows.features);
+        self.rows.ids.reserve(rows * self.rows.columns);
         self.rows.labels.reserve(rows);
     }
 
     #[inline(always)]
-    fn begin(&mut self, _: (usize, usize)) {
-        let (f, c) = (self.rows.features, self.rows.columns);
-        let row = self.rows.labels.len();
-        self.at = (row * f, row * c);
+    fn begin(&mut self, rows: usize, _: (usize, usize)) {
+        self.at = (self.rows.numeric.len(), self.rows.ids.len());
+        self.rows.numeric.resize(self.at.0 + rows * self.rows.features, 0.0);
+        self.rows.ids.resize(self.at.1 + rows * self.rows.columns, MISSING);
         self.was_cut = false;
-        if self.rows.numeric.len() < self.at.0 + f || self.rows.ids.len() < self.at.1 + c {
-            self.rows.numeric.resize(self.at.0 + GROWTH * f, 0.0);
-            self.rows.ids.resize(self.at.1 + GROWTH * c, MISSING);
-        }
     }
 
-    fn cancel(&mut self, _: (usize, usize)) {
-        // the next row begins at the same place; its numbers and indicators are written anew
+    fn cancel(&mut self, _: usize, _: (usize, usize)) {
+        self.rows.numeric.truncate(self.at.0);
+        self.rows.ids.truncate(self.at.1);
     }
 
     #[inline(always)]
-    fn number(&mut self, k: usize, value: f64) {
-        let (transform, indicator) = &self.numeric[k];
+    fn numbers(&mut self, k: usize, values: &[f64]) {
+        let (transform, indicator) = self.numeric[k];
+        let width = self.rows.features;
         let out = &mut self.rows.numeric[self.at.0..];
-        let feature = match transform {
-            Transform::Log => {
-                // the counts of a click log are small whole numbers; a logarithm costs more than the rest
-                let whole = value as i32; // NaN gives 0
-                match self.small.get(whole as usize) {
-                    Some(&log) if f64::from(whole) == value => log,
-                    _ => transform.apply(value),
-                }
+        if transform == Transform::Log {
+            let mut places = [0; BATCH];
+            for (place, value) in places.iter_mut().zip(values) {
+                *place = place_of(*value);
             }
-            _ => transform.apply(value),
-        };
-        out[k] = feature;
-        if let Some(i) = *indicator {
-            out[i] = f32::from(u8::from(value.is_nan()));
+            for ((row, place), value) in out.chunks_exact_mut(width).zip(places).zip(values) {
+                row[k] = match self.small.get(place as usize) {
+                    Some(log) => *log,
+                    None => transform.apply(*value),
+                };
+            }
+        } else {
+            for (row, value) in out.chunks_exact_mut(width).zip(values) {
+                row[k] = transform.apply(*value);
+            }
+        }
+        if let Some(i) = indicator {
+            for (row, value) in out.chunks_exact_mut(width).zip(values) {
+                row[i] = f32::from(u8::from(value.is_nan()));
+            }
         }
     }
 
     #[inline(always)]
-    fn single(&mut self, j: usize, (start, end): (u32, u32), text: &[u8]) {
+    fn singles(&mut self, j: usize, ranges: &[(u32, u32)], text: &[u8]) {
         let place = &self.columns[j];
-        self.rows.ids[self.at.1 + place.index] = place.encoder.id(&text[start as usize..end as usize]);
+        let out = &mut self.rows.ids[self.at.1..];
+        if let [(start, end)] = *ranges {
+            out[place.index] = place.encoder.id(&text[start as usize..end as usize]);
+            return;
+        }
+        let mut ids = [MISSING; BATCH];
+        place.encoder.ids(text, ranges, &mut ids);
+        for (row, id) in out.chunks_exact_mut(self.rows.columns).zip(ids) {
+            row[place.index] = id;
+        }
     }
 
     fn list(&mut self, j: usize, items: &[(u32, u32)], text: &[u8]) {
@@ -314,17 +320,13 @@ impl Sink for EncodingSink<'_> {
         self.cut += u64::from(self.was_cut);
     }
 
-    fn finish(&mut self, _: Vec<u8>) {}
+    fn finish(&mut self, text: Vec<u8>) -> Vec<u8> {
+        text
+    }
 
     fn rows(&self) -> usize {
         self.rows.len()
     }
-}
-
-/// [`Transform::Log`] of the whole numbers from 0.
-fn log_of_small() -> &'static [f32] {
-    static TABLE: std::sync::OnceLock<Vec<f32>> = std::sync::OnceLock::new();
-    TABLE.get_or_init(|| (0..4096).map(|v| Transform::Log.apply(f64::from(v))).collect())
 }
 
 fn json_line<T: Serialize + ?Sized>(out: &mut impl Write, value: &T) -> std::io::Result<()> {
@@ -558,11 +560,11 @@ mod tests {
         assert_eq!(e.schema.numeric[0].transform, Transform::Standardize { mean: 3.0, std: 2.0 });
         assert_eq!((e.rows, e.positives, e.table_rows()), (3, 1, vec![4, 12]));
         let raw = raw(&[(7.0, ["é\n", ""], 1), (f64::NAN, ["?", "x"], 0)]);
-        let mut sink = EncodingSink::new(&e);
+        let mut sink = EncodingSink::new(&e, Rows::default());
         for row in 0..raw.len() {
-            sink.begin((1, 2));
-            sink.number(0, raw.numeric[row]);
-            (0..2).for_each(|j| sink.single(j, raw.fields[2 * row + j], &raw.text));
+            sink.begin(1, (1, 2));
+            sink.numbers(0, &[raw.numeric[row]]);
+            (0..2).for_each(|j| sink.singles(j, &[raw.fields[2 * row + j]], &raw.text));
             sink.end(raw.labels[row], None, None, 0);
         }
         let rows = sink.into_rows().0;

@@ -67,7 +67,7 @@ impl SparseParser {
     }
 
     /// Parses a block; with `stop`, up to its first bad row.
-    pub fn parse<S: Sink>(&self, block: Block, stop: bool, mut rows: S) -> (S, Problems) {
+    pub fn parse<S: Sink>(&self, block: Block, stop: bool, mut rows: S) -> (S, Problems, Vec<u8>) {
         let mut problems = vec![];
         let mut text = block.text;
         let length = text.len();
@@ -96,8 +96,8 @@ impl SparseParser {
             }
             (at, line) = (end + 1, line + 1);
         }
-        rows.finish(text);
-        (rows, problems)
+        let text = rows.finish(text);
+        (rows, problems, text)
     }
 
     /// Whether the first `#` of a line begins a comment: at its start or behind a space.
@@ -270,7 +270,8 @@ mod tests {
         let o = crate::data::plan::PlanOptions { signed: true, ..Default::default() };
         let plan = Plan::new(s, SparseParser::names(s), layout, &o).unwrap();
         let block = Block { text: text.into(), offset: 0, first_line: 1 };
-        SparseParser::new(plan, s, fields).parse(block, false, RawRows::default())
+        let (rows, problems, _) = SparseParser::new(plan, s, fields).parse(block, false, RawRows::default());
+        (rows, problems)
     }
 
     #[test]
