@@ -460,7 +460,7 @@ fn culprit(ranks: &[Running], interrupted: bool) -> Option<(&Running, ExitStatus
         (if lost { 2 } else { usize::from(r.pushed.is_some()) }, e.before)
     };
     let failed = ranks.iter().filter_map(|r| Some((r, r.end?)));
-    let failed = failed.filter(|(_, e)| !e.status.success() && !(interrupted && is_interrupt(e.status)));
+    let failed = failed.filter(|(_, e)| !(e.status.success() || interrupted && is_interrupt(e.status)));
     let first = failed.min_by_key(|(r, e)| rank_of(r, *e));
     first.map(|(r, e)| (r, e.status))
 }
