@@ -204,7 +204,7 @@ fn outputs_are_kept_apart_and_the_code_is_passed_on() {
 #[test]
 fn mistakes_are_one_line() {
     fails(
-        &["launch", "--nproc", "0", "--", "eval", "r", "--data", "d"],
+        &["launch", "--nproc", "0", "--", "train", "--train", "a", "--valid", "b", "--out", "c"],
         &["--nproc", "0 is not in 1..=1024"],
     );
     fails(&["launch", "--nproc", "2"], &["no command after --"]);
@@ -213,16 +213,20 @@ fn mistakes_are_one_line() {
         &["`synth` is not a command that ranks run together"],
     );
     fails(
-        &["launch", "--nproc", "2", "--nnodes", "2", "--node-rank", "0", "--", "eval", "r", "--data", "d"],
+        &["launch", "--nproc", "2", "--nnodes", "2", "--node-rank", "0", "--", "train", "--train", "a", "--valid", "b", "--out", "c"],
         &["--master HOST:PORT"],
     );
-    fails(&["launch", "--nproc", "2", "--grace=-1", "--", "eval", "r", "--data", "d"], &["--grace"]);
-    fails(&["launch", "--nproc", "2", "--", "eval", "--data", "d"], &["eval:", "<RUN>"]);
+    fails(&["launch", "--nproc", "2", "--grace=-1", "--", "train", "--train", "a", "--valid", "b", "--out", "c"], &["--grace"]);
+    fails(&["launch", "--nproc", "2", "--", "train", "--train", "a"], &["train:", "--valid"]);
+    fails(&["launch", "--nproc", "2", "--", "eval", "r", "--data", "d"], &["eval is done by one process"]);
     // of the ranks themselves: each says it, and none is started again
-    let none = Path::new("/nonexistent/run");
-    let o = program::birkhoff(&["launch", "--nproc", "2", "--", "eval", s(none), "--data", "d"]);
+    let dir = tempfile::tempdir().unwrap();
+    let (none, run) = (Path::new("/nonexistent/rows.tsv"), dir.path().join("run"));
+    let o = program::birkhoff(&[
+        "launch", "--nproc", "2", "--", "train", "--train", s(none), "--valid", s(none), "--out", s(&run),
+    ]);
     assert_eq!(o.status.code(), Some(2));
     let err = stderr(&o);
-    assert_eq!(err.matches("/nonexistent/run: no such run folder").count(), 2, "{err}");
+    assert_eq!(err.matches("/nonexistent/rows.tsv").count(), 2, "{err}");
     assert!(err.contains("ended with code 2; not started again: the same input would fail again"), "{err}");
 }

@@ -39,6 +39,11 @@ pub struct Failed {
 pub fn run(args: &LaunchArgs) -> anyhow::Result<()> {
     let launcher = launcher(args, &|name| std::env::var(name).ok())?;
     let mut work = work::Checked::new(&args.command, args.node_rank.unwrap_or(0) > 0 || args.restart > 0)?;
+    if let (None, [word @ ("eval" | "predict"), ..]) =
+        (&args.program, &args.command.iter().map(String::as_str).collect::<Vec<_>>()[..])
+    {
+        anyhow::bail!("{word} is done by one process: run it without launch");
+    }
     // first of all threads are those of the listener and the pumps
     let notices = process::listen().context("cannot listen for signals")?;
     let printer = launcher.printer.clone();

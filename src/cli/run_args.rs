@@ -287,7 +287,7 @@ pub struct LaunchArgs {
     /// The program of the ranks, for tests
     #[arg(long, value_name = "FILE", hide = true)]
     pub program: Option<PathBuf>,
-    /// What every rank runs: train, eval or predict with its options
+    /// What every rank runs: train with its options
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }

@@ -66,7 +66,7 @@ impl Checked {
         let known = ["train", "eval", "predict"];
         ensure!(
             known.contains(&argv[0].as_str()),
-            "`{}` is not a command that ranks run together; after -- comes train, eval or predict",
+            "`{}` is not a command that ranks run together; after -- comes train",
             argv[0]
         );
         let matches = match Cli::command().try_get_matches_from(given.clone()) {
