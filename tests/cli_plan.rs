@@ -94,7 +94,8 @@ fn sizes_come_from_rows_and_runs() {
     let counted = json(&[&["plan", "--train", s(&train)][..], &world].concat());
     let rows = |v: &Value| numbers(&v["tables"], "rows");
     let unique = |v: &Value| numbers(&v["tables"], "unique");
-    assert!(rows(&counted).iter().all(|&r| r >= 2.0) && rows(&counted).iter().any(|&r| r > 100.0));
+    // what occurs ten times or more in 1,500 rows, and two more
+    assert!(rows(&counted).iter().all(|&r| r >= 2.0) && rows(&counted).iter().any(|&r| r > 80.0));
     assert!(unique(&counted).iter().all(|&u| u < 0.9), "values repeat within 200 rows: {counted}");
     let sets = ["--set", "model.width=8", "--set", "model.layers=1", "--device", "cpu", "--quiet"];
     let files = ["train", "--train", s(&train), "--valid", s(&valid), "--out", s(&run)];
