@@ -161,10 +161,12 @@ impl Inner {
         if world == 1 {
             return Ok(());
         }
-        let schedule = match bytes {
-            ..=DOUBLING => Schedule::doubling_all_reduce(rank, world, n, cut),
-            ..=HALVING => Schedule::halving_all_reduce(rank, world, n, cut),
-            _ => Schedule::ring_all_reduce(rank, world, n, cut),
+        let schedule = if bytes <= DOUBLING {
+            Schedule::doubling_all_reduce(rank, world, n, cut)
+        } else if bytes <= HALVING {
+            Schedule::halving_all_reduce(rank, world, n, cut)
+        } else {
+            Schedule::ring_all_reduce(rank, world, n, cut)
         };
         self.run(&op, &schedule, &mut InPlace { data, how })
     }

@@ -318,13 +318,13 @@ impl Link {
                 None => i.payload.bytes(len),
             };
             if i.got < total {
-                let mut head = &mut i.head[i.got.min(HEAD)..];
+                let head = &mut i.head[i.got.min(HEAD)..];
                 let rest = &mut place[i.got.saturating_sub(HEAD)..];
                 let had = i.got;
                 let read = if head.is_empty() {
                     self.stream.read(rest)
                 } else {
-                    self.stream.read_vectored(&mut [IoSliceMut::new(&mut head), IoSliceMut::new(rest)])
+                    self.stream.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(rest)])
                 };
                 match read {
                     Ok(0) => {
