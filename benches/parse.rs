@@ -60,9 +60,9 @@ fn main() {
         for ((_, encoder), times) in encoders.iter().zip(&mut ours) {
             let begin = Instant::now();
             let mut reader = source.open(&encoder.schema).expect("opens");
-            let mut seen = 0;
-            while let Some(chunks) = reader.next_encoded(encoder).expect("good rows") {
-                seen += black_box(chunks).iter().map(|c| c.0.len()).sum::<usize>();
+            let (mut seen, mut chunks) = (0, vec![]);
+            while reader.next_encoded(encoder, &mut chunks).expect("good rows") {
+                seen += black_box(&chunks).iter().map(|c| c.0.len()).sum::<usize>();
             }
             assert_eq!(seen as u64, ROWS);
             times.push(begin.elapsed().as_secs_f64());

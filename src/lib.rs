@@ -34,5 +34,7 @@ pub mod graph;
 pub mod model;
 pub mod ops;
 mod par;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod parallel;
 pub mod text;
 pub mod train;

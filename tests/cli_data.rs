@@ -74,6 +74,20 @@ from = "user"
 kind = "group"
 "#;
 
+/// The program with something on its standard input.
+fn birkhoff_reads(args: &[&str], input: &[u8]) -> std::process::Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_birkhoff"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // it may end before it has read all
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
 fn last(out: &str) -> serde_json::Value {
     serde_json::from_str(out.lines().last().expect("output")).expect("JSON")
 }
@@ -125,6 +139,20 @@ fn own_logs_train_evaluate_and_predict_without_code() {
         assert_eq!(losses(&run(train(s(file), &at(name), &more))), want, "{name}");
     }
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 3, "one file a part");
+    // a damaged cache is a warning, and made anew
+    let whole = |path: &Path| std::fs::read(path).unwrap();
+    let parts: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+    let good: Vec<_> = parts.iter().map(|p| whole(p)).collect();
+    parts
+        .iter()
+        .zip(&good)
+        .for_each(|(p, b)| std::fs::write(p, [&b[..20], b"?", &b[21..]].concat()).unwrap());
+    let args = train(s(&csv), &at("damaged"), &["--cache", s(&folder)]);
+    let o = birkhoff(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let err = String::from_utf8_lossy(&o.stderr);
+    assert_eq!(err.matches(".rows: the cache is damaged; the data are read again").count(), 3, "{err}");
+    assert_eq!(losses(&String::from_utf8(o.stdout).unwrap()), want, "damaged");
+    assert!(parts.iter().zip(&good).all(|(p, b)| whole(p) == *b));
     let args = train("-", &at("piped"), &[]);
     let mut child = Command::new(env!("CARGO_BIN_EXE_birkhoff"))
         .args(&args)
@@ -136,6 +164,22 @@ fn own_logs_train_evaluate_and_predict_without_code() {
     let piped = child.wait_with_output().unwrap();
     assert!(piped.status.success());
     assert_eq!(losses(&String::from_utf8(piped.stdout).unwrap()), want, "piped");
+    // its errors say where they come from, however often it is read
+    let bad = text.replacen("i1,", "i1,,,", 1);
+    let line = 1 + bad.lines().position(|l| l.contains("i1,,,")).unwrap();
+    let args = train("-", &at("bad"), &[]);
+    for args in [
+        args.iter().map(String::as_str).collect::<Vec<_>>(),
+        vec!["check", "-", "--schema", s(&schema)],
+        vec!["eval", s(&at("piped")), "--data", "-", "--device", "cpu"],
+        vec!["predict", s(&at("piped")), "--data", "-", "--out", "-", "--device", "cpu"],
+    ] {
+        let o = birkhoff_reads(&args, bad.as_bytes());
+        let said = String::from_utf8([o.stderr, o.stdout].concat()).unwrap();
+        let want = format!("standard input, line {line}: 9 fields, expected 7");
+        assert!(o.status.code() == Some(2) && said.contains(&want), "{args:?}: {said}");
+        assert!(!said.contains("/tmp") || !said.contains("tmp/."), "{said}");
+    }
 
     // scores: in order, with columns of the input, as CSV and as Parquet, whatever the input's format
     let predict = |data: &Path, out: &Path| {
@@ -188,6 +232,81 @@ fn own_logs_train_evaluate_and_predict_without_code() {
     assert_eq!(std::fs::read_to_string(at("e.csv")).unwrap(), std::fs::read_to_string(at("d.csv")).unwrap());
     let piped_out = ok(&["predict", s(&at("plain")), "--data", s(&csv), "--out", "-", "--device", "cpu"]);
     assert_eq!(piped_out.lines().count(), 3001);
+}
+
+/// A run scores files of other formats than its own; the columns are what counts.
+#[test]
+fn rows_of_another_format_are_scored_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |n: &str| dir.path().join(n);
+    // a schema as `birkhoff schema` writes it: format, delimiter and header are pinned
+    let tsv: String =
+        (0..600).map(|i| format!("{}\t{}\tu{}\n", u8::from(i % 7 < 3), i % 11, i % 7)).collect();
+    let columns = "[[data.columns]]\nname = 'y'\nkind = 'label'\n[[data.columns]]\nname = 'n'\nkind = 'numeric'\n[[data.columns]]\nname = 'u'\nkind = 'categorical'\n";
+    std::fs::write(at("a.tsv"), &tsv).unwrap();
+    std::fs::write(
+        at("s.toml"),
+        format!("[data]\nformat = 'tsv'\ndelimiter = \"\\t\"\nheader = 'no'\n{columns}"),
+    )
+    .unwrap();
+    let (a, schema, run) = (at("a.tsv"), at("s.toml"), at("run"));
+    let mut args =
+        vec!["train", "--train", s(&a), "--split", "0.8,0.2", "--schema", s(&schema), "--out", s(&run)];
+    args.extend(SMALL);
+    ok(&args);
+    let csv = format!(
+        "u;n;y\n{}",
+        tsv.lines()
+            .map(|l| {
+                let f: Vec<&str> = l.split('\t').collect();
+                format!("{}; {} ;{}\n", f[2], f[1], f[0])
+            })
+            .collect::<String>()
+    );
+    std::fs::write(at("b.csv"), &csv).unwrap();
+    std::fs::write(at("c.txt"), tsv.replace('\t', ":")).unwrap();
+    let (b, c) = (at("b.csv"), at("c.txt"));
+    let scores = |data: &Path, more: &[&str]| {
+        ok(&[&["predict", s(&run), "--data", s(data), "--out", "-", "--device", "cpu"], more].concat())
+    };
+    let want = scores(&a, &[]);
+    assert_eq!(scores(&b, &["--format", "csv"]), want);
+    assert_eq!(scores(&b, &["--format", "auto"]), want);
+    assert_eq!(scores(&c, &["--delimiter", ":"]), want);
+    assert_eq!(scores(&a, &["--format", "csv", "--delimiter", "tab", "--header", "no"]), want);
+    let ne = |data: &Path, more: &[&str]| {
+        ok(&[&["eval", s(&run), "--data", s(data), "--device", "cpu", "--json"], more].concat())
+    };
+    assert_eq!(ne(&b, &["--format", "csv"]), ne(&a, &[]));
+    // as the run says, the file is another one
+    fails(&["predict", s(&run), "--data", s(&b), "--out", "-", "--device", "cpu"], &["b.csv:1", "--format"]);
+    fails(&["eval", s(&run), "--data", s(&b), "--delimiter", "::", "--device", "cpu"], &["data.delimiter"]);
+    fails(
+        &["eval", s(&run), "--data", s(&b), "--format", "csv", "--header", "no", "--device", "cpu"],
+        &["b.csv:1", "column y", "\"u\" is not a label"],
+    );
+
+    // libsvm, with labels and without
+    let svm = |labels: bool| -> String {
+        let label = |i: usize| if labels { format!("{} ", u8::from(i % 7 < 3)) } else { String::new() };
+        (0..600).map(|i| format!("{}{}:1 20:{}\n", label(i), i % 7, i % 11)).collect()
+    };
+    let (l, u, schema, run) = (at("l.svm"), at("u.svm"), at("svm.toml"), at("svm"));
+    std::fs::write(&l, svm(true)).unwrap();
+    std::fs::write(&u, svm(false)).unwrap();
+    std::fs::write(&schema, "[data]\n[[data.columns]]\nname = 'y'\nkind = 'label'\n[[data.columns]]\nname = '20'\nkind = 'numeric'\n[[data.columns]]\nname = '#1'\nkind = 'categorical'\n").unwrap();
+    let mut args =
+        vec!["train", "--train", s(&l), "--split", "0.8,0.2", "--schema", s(&schema), "--out", s(&run)];
+    args.extend(SMALL);
+    ok(&args);
+    let scores = |data: &Path| ok(&["predict", s(&run), "--data", s(data), "--out", "-", "--device", "cpu"]);
+    assert_eq!(scores(&l), scores(&u));
+    fails(&["eval", s(&run), "--data", s(&u), "--device", "cpu"], &["u.svm:1: column y: no label"]);
+    std::fs::write(&u, svm(false) + "1 3:1 20:1\n").unwrap();
+    fails(
+        &["predict", s(&run), "--data", s(&u), "--out", "-", "--device", "cpu"],
+        &["u.svm:601: column y: has a label, but most rows of the file have none"],
+    );
 }
 
 #[test]
@@ -263,6 +382,22 @@ fn what_does_not_fit_is_said_in_one_line() {
         &[&["--split", "0.8,0.2"], &with[..]].concat(),
         &["s.toml:", "data.columns[5].positive", "comparison"],
     );
+    // texts that mean "missing" may be numbers
+    std::fs::write(&schema, SCHEMA).unwrap();
+    let wide = log(300).replace(",0.5,", ",-999,");
+    let (n, wide_csv) = (wide.matches(",-999,").count(), at("wide.csv"));
+    std::fs::write(&wide_csv, &wide).unwrap();
+    let json = ok(&["check", s(&wide_csv), "--schema", s(&schema), "--json", "--set", "data.na=[\"-999\"]"]);
+    let empty = (0..300).filter(|i| i % 9 == 0).count();
+    let missing =
+        last(&json)["missing"].as_array().unwrap().iter().find(|m| m[0] == "price").unwrap()[1].clone();
+    assert!(n > 3 && missing == n + empty, "{n} + {empty}: {missing}");
+    // labels that are all the same are worth a word
+    std::fs::write(&schema, SCHEMA.replace("positive = \">= 4\"", "positive = \">= 1\"")).unwrap();
+    let said = ok(&["check", s(&csv), "--schema", s(&schema)]);
+    assert!(said.contains("warning: all 300 labels are 1"), "{said}");
+    let json = ok(&["check", s(&csv), "--schema", s(&schema), "--json"]);
+    assert_eq!(last(&json)["warnings"].as_array().unwrap().len(), 1, "{json}");
     // check names every kind of trouble and its first place
     std::fs::write(&schema, SCHEMA).unwrap();
     let mut bad = log(300);

@@ -162,14 +162,22 @@ fn a_sweep_trains_restarts_and_reports() {
     let (table, _) = ok(&["sweep", s(&file), "--", "--device", "cpu"]);
     assert!(table.lines().nth(1).unwrap().contains(" ± ") && table.contains("layers=2"), "{table}");
 
-    // what was interrupted, or never came to its end, is trained again, and nothing else
+    // what never came to its end goes on, what cannot go on begins again, and nothing else is trained
     let summary = out.join("layers=1/seed-2/summary.json");
     let mut interrupted = json(&summary);
     interrupted["interrupted"] = Value::Bool(true);
     std::fs::write(&summary, interrupted.to_string()).unwrap();
     std::fs::remove_file(out.join("layers=2/seed-1/summary.json")).unwrap();
     let (_, err) = ok(&["sweep", s(&file), "--jobs", "2", "--", "--device", "cpu"]);
-    assert!(err.contains("2 of 4 runs are finished already"), "{err}");
+    for part in [
+        "2 of 4 runs are finished already",
+        "layers=2/seed-1: was stopped, goes on",
+        "layers=1/seed-2: begins again at its first step: ",
+        "finished: 1 of 1 epochs are trained",
+    ] {
+        assert!(err.contains(part), "{part}: {err}");
+    }
+    assert!(!err.contains("layers=2/seed-1: begins again"), "{err}");
     assert_eq!(json(&summary)["interrupted"], false);
     assert_eq!((ne("layers=2/seed-1"), time()), (x, before), "the same seed is the same run");
 
@@ -189,27 +197,30 @@ fn a_sweep_trains_restarts_and_reports() {
 }
 
 /// One signal to the sweep alone: the run in progress saves what it has learned, no other begins, and the same
-/// command goes on.
+/// command goes on with it.
 #[cfg(unix)]
 #[test]
 fn an_interrupted_sweep_goes_on() {
     let p = Place::new();
     let file = p.at("long.toml");
-    std::fs::write(&file, "train = 'train.tsv'\nvalid = 'valid.tsv'\nseeds = 2\n[set]\nmodel.width = 8\ntrain.batch = 40\ntrain.epochs = 200\ntrain.patience = 0\n").unwrap();
-    let args = ["sweep", s(&file), "--", "--device", "cpu"];
+    std::fs::write(&file, "train = 'train.tsv'\nvalid = 'valid.tsv'\nseeds = 2\n[set]\nmodel.width = 8\nmodel.layers = 1\ntrain.batch = 40\ntrain.epochs = 6\ntrain.patience = 0\ntrain.diagnose_every = 0\n").unwrap();
+    let args = |out: &Path| -> Vec<String> {
+        ["sweep", s(&file), "--out", s(out), "--", "--device", "cpu"].map(String::from).into()
+    };
+    let out = p.at("stopped");
     let child = Command::new(env!("CARGO_BIN_EXE_birkhoff"))
-        .args(args)
+        .args(args(&out))
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let run = p.at("long/base/seed-1");
+    let run = out.join("base/seed-1");
     let steps =
         || std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().contains("\"step\":20,");
     let begin = std::time::Instant::now();
     while !steps() {
         assert!(begin.elapsed().as_secs() < 120, "the run does not begin");
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let kill = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status();
     assert!(kill.unwrap().success());
@@ -218,8 +229,68 @@ fn an_interrupted_sweep_goes_on() {
     assert_eq!(o.status.code(), Some(130), "{err}");
     assert!(err.contains("the same command goes on with the runs that are missing"), "{err}");
     assert!(!run.join("summary.json").exists() && run.join("checkpoints").is_dir(), "stopped, not finished");
-    assert!(!p.at("long/base/seed-2").exists(), "no other begins");
-    // shorter, so that the test ends
-    let (_, err) = ok(&["sweep", s(&file), "--", "--device", "cpu", "--epochs", "1"]);
+    assert!(!out.join("base/seed-2").exists(), "no other begins");
+
+    // it goes on to where it would have come
+    let sweep = |out: &Path| {
+        let args = args(out);
+        ok(&args.iter().map(String::as_str).collect::<Vec<_>>()).1
+    };
+    let err = sweep(&out);
+    assert!(err.contains("base/seed-1: was stopped, goes on") && !err.contains("begins again"), "{err}");
     assert!(err.contains("[2/2] base/seed-2: NE") && !err.contains("finished already"), "{err}");
+    let whole = p.at("whole");
+    sweep(&whole);
+    for seed in ["base/seed-1", "base/seed-2"] {
+        let weights = |out: &Path| std::fs::read(out.join(seed).join("weights.safetensors")).unwrap();
+        assert!(weights(&out) == weights(&whole), "{seed}");
+    }
+
+    // of another configuration it is another run
+    for seed in ["base/seed-1", "base/seed-2"] {
+        std::fs::remove_file(out.join(seed).join("summary.json")).unwrap();
+    }
+    let (_, err) = ok(&["sweep", s(&file), "--out", s(&out), "--", "--device", "cpu", "--epochs", "1"]);
+    assert!(
+        err.contains(
+            "base/seed-1: begins again at its first step: its configuration is another: train.epochs is 6"
+        ),
+        "{err}"
+    );
+}
+
+/// Rows split from one file, a schema and a cache, all beside the sweep's file, which stands in another folder.
+#[test]
+fn a_sweep_of_split_rows_says_its_data_by_keys() {
+    let p = Place::new();
+    let folder = p.at("there");
+    std::fs::create_dir(&folder).unwrap();
+    let rows = std::fs::read_to_string(p.at("train.tsv")).unwrap();
+    for (i, part) in rows.split_inclusive('\n').collect::<Vec<_>>().chunks(600).enumerate() {
+        std::fs::write(folder.join(format!("part-{i}.tsv")), part.concat()).unwrap();
+    }
+    std::fs::write(folder.join("schema.toml"), "[data]\nformat = 'criteo'\nmin_count = 3\n").unwrap();
+    let file = folder.join("s.toml");
+    std::fs::write(
+        &file,
+        "train = ['part-0.tsv', 'part-1*.tsv']\nsplit = '0.7,0.3'\nsplit_by = 'random:4'\nschema = 'schema.toml'\ncache = 'rows'\n[set]\nmodel.width = 8\nmodel.layers = 1\n",
+    )
+    .unwrap();
+    ok(&["sweep", s(&file), "--", "--device", "cpu"]);
+    let run = folder.join("s/base/seed-1");
+    let data = json(&run.join("data.json"));
+    assert_eq!((&data["split"], &data["split_by"]), (&"0.7,0.3".into(), &"random:4".into()));
+    assert_eq!(data["sizes"].as_array().unwrap().len(), 2);
+    assert!(std::fs::read_to_string(run.join("config.toml")).unwrap().contains("min_count = 3"));
+    assert_eq!(std::fs::read_dir(folder.join("rows")).unwrap().count(), 2, "training and validation rows");
+    // what stands behind -- counts, also where the two exclude each other
+    let list = ok(&["sweep", s(&file), "--list", "--", "--valid", "v.tsv"]).0;
+    assert!(!list.contains("--split") && list.contains("--valid v.tsv"), "{list}");
+    fails(
+        &["sweep", s(&file), "--", "--device", "cpu", "--split-by", "random:5"],
+        &["--split-by random:4, not random:5"],
+    );
+    // a file that comes to match the pattern is other data
+    std::fs::copy(folder.join("part-0.tsv"), folder.join("part-10.tsv")).unwrap();
+    fails(&["sweep", s(&file), "--", "--device", "cpu"], &["part-10.tsv: not the file, or not as it was"]);
 }

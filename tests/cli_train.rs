@@ -124,7 +124,7 @@ fn bad_rows_and_files_are_named() {
     let bad = |file: &Path, parts: &[&str]| {
         let args = train(file, &[]);
         fails(&args.iter().map(String::as_str).collect::<Vec<_>>(), parts);
-        assert!(!run.join("summary.json").exists(), "nothing that looks finished");
+        assert!(!run.exists(), "a start that fails leaves no folder");
     };
     bad(&with("39.tsv", 6, lines[6].rsplit_once('\t').unwrap().0.into()), &["39.tsv:7", "39 fields"]);
     bad(&with("41.tsv", 6, format!("{}\tx", lines[6]).into()), &["41.tsv:7", "41 fields"]);
@@ -147,6 +147,17 @@ fn bad_rows_and_files_are_named() {
     let o = birkhoff(&args.iter().map(String::as_str).collect::<Vec<_>>());
     let err = String::from_utf8_lossy(&o.stderr);
     assert!(o.status.success() && err.contains("1 bad rows skipped") && err.contains("39.tsv:7"), "{err}");
+
+    // a run that was stopped is not replaced by the way
+    let args = train(&at("good.tsv"), &[]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    std::fs::remove_file(run.join("summary.json")).unwrap();
+    let log = || std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let before = log();
+    fails(&args, &["unfinished run", "birkhoff train --resume", "--force"]);
+    assert_eq!(log(), before);
+    ok(&[&args[..], &["--force"]].concat());
+    assert!(run.join("summary.json").exists());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::data::synth::DEFAULT_WORLD;
 use crate::model::config::{Config, ConfigError, Format};
 
-pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, SweepArgs};
+pub use super::run_args::{CompareArgs, ExportArgs, ExportFormat, LaunchArgs, PlanArgs, ReadArgs, SweepArgs};
 
 /// birkhoff: trains and runs deep ranking models (DHEN with mHC residuals) on WebGPU or the CPU.
 #[derive(Debug, Parser)]
@@ -40,6 +40,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Show runs side by side: what differs in their configurations, and what they came to.
     Compare(CompareArgs),
+    /// Run train, eval or predict as several ranks, on one host or several.
+    Launch(LaunchArgs),
     /// Train many models from one file, each with several seeds, and show one table of them.
     Sweep(SweepArgs),
     /// Write a trained model for other programs: ONNX, or weights as safetensors.
@@ -50,6 +52,8 @@ pub enum Command {
     Gains(GainsArgs),
     /// Show what a configuration costs: parameters, FLOPs, bytes, memory, dispatches.
     Inspect(InspectArgs),
+    /// Show where embedding tables go on several ranks, and what that costs.
+    Plan(PlanArgs),
     /// List the adapters that a model can run on.
     Devices(DevicesArgs),
     /// Open a window on runs, finished or in progress.
@@ -149,6 +153,7 @@ pub struct DataArgs {
   birkhoff train --train train.tsv --valid valid.tsv --out runs/d --config dhen.toml --device cpu --json
   birkhoff train --resume runs/d                 goes on with a run that was stopped
   birkhoff train --resume runs/d --epochs 3      makes it longer
+  birkhoff launch --nproc 4 -- train --train train.tsv --valid valid.tsv --out runs/e      four ranks
 
 Ctrl-C saves a checkpoint; so do evaluations, and every ten minutes (train.checkpoint_minutes).")]
 pub struct TrainArgs {
@@ -179,7 +184,7 @@ pub struct TrainArgs {
     /// Print JSON lines to stdout, one a logged step or evaluation, then the summary (and the test rows' metrics)
     #[arg(long)]
     pub json: bool,
-    /// Replace a finished run in --out
+    /// Replace a run in --out
     #[arg(long)]
     pub force: bool,
     /// Print the time of each kernel at the end
@@ -197,6 +202,9 @@ pub struct TrainArgs {
     /// No progress bar and no notices
     #[arg(long, short)]
     pub quiet: bool,
+    /// Other ranks.
+    #[command(flatten)]
+    pub ranks: super::ranks::RankArgs,
 }
 
 impl TrainArgs {
@@ -237,6 +245,9 @@ pub struct EvalArgs {
     /// Labelled rows with the columns that the run was trained on: files, patterns, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
+    /// How they are read.
+    #[command(flatten)]
+    pub read: ReadArgs,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArg,
@@ -253,6 +264,7 @@ pub struct EvalArgs {
 #[command(after_help = "Examples:
   birkhoff predict runs/a --data today.tsv --out scores.csv
   birkhoff predict runs/a --data 'today_*.parquet' --columns user,item --out scores.parquet
+  birkhoff predict runs/a --data today.csv --format csv --out scores.csv      (trained on another format)
   zcat today.tsv.gz | birkhoff predict runs/a --data - --out - | head")]
 pub struct PredictArgs {
     /// Run folder of `birkhoff train --out`
@@ -261,13 +273,16 @@ pub struct PredictArgs {
     /// Rows to score, with or without labels: files, patterns, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
+    /// How they are read.
+    #[command(flatten)]
+    pub read: ReadArgs,
     /// File to write, one line a row, in the order of the input; - is standard output, .parquet another format
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     /// Columns of the input to copy in front of the scores
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub columns: Vec<String>,
-    /// Format of the file [default: by its name, csv]
+    /// Format of the file to write [default: by its name, csv]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub out_format: Option<OutFormat>,
     /// What to do with a row that cannot be read: stop, or leave it out
@@ -527,6 +542,7 @@ mod tests {
             "birkhoff predict RUN --data f --out scores.csv --device auto",
             "birkhoff synth --rows 10 --seed 3 --out f --json --world 2",
             "birkhoff inspect c.toml --set model.width=8 --batch 64 --json --dot g.dot",
+            "birkhoff plan c.toml --world 8 --memory 16GiB --cluster c.toml --out plan.toml",
             "birkhoff devices --json",
             "birkhoff train --train a b --split 0.8,0.1,0.1 --split-by time:t --cache --out r",
             "birkhoff schema a.csv --out s.toml --label click",
@@ -542,6 +558,8 @@ mod tests {
             "birkhoff train --train a --out r",
             "birkhoff train --train a --valid b --split 0.9,0.1 --out r",
             "birkhoff train --train a --valid b --split-by random --out r",
+            "birkhoff plan c.toml --world 0",
+            "birkhoff plan c.toml --world 2 --memory 16G",
             "birkhoff synth --rows 0 --out f",
             "birkhoff train",
             "birkhoff train --resume RUN --out RUN",

@@ -24,6 +24,7 @@ struct Report<'a> {
     bad: u64,
     trouble: Vec<Trouble<'a>>,
     missing: Vec<(String, u64)>,
+    warnings: Vec<String>,
 }
 
 /// Runs the subcommand. Trouble found is an error's exit code, so that scripts see it.
@@ -80,6 +81,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
             .map(|(kind, rows, first)| Trouble { kind, rows: *rows, first })
             .collect(),
         missing: names.cloned().zip(missing).collect(),
+        warnings: one_class(labels, rows, positives).into_iter().collect(),
     };
     if args.json {
         output::json(&report)?;
@@ -96,6 +98,19 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is to be said of labels that are all the same.
+fn one_class(labels: Labels, rows: u64, positives: u64) -> Option<String> {
+    let all = labels == Labels::Required && rows > 0 && (positives == 0 || positives == rows);
+    all.then(|| {
+        format!(
+            "all {} labels are {}: a model needs clicks and non-clicks to learn from; is the label's rule (positive = …) \
+             the right one?",
+            group(rows),
+            u8::from(positives > 0)
+        )
+    })
+}
+
 fn print(r: &Report<'_>, labels: bool) -> anyhow::Result<()> {
     let mut formats = r.formats.clone();
     formats.dedup();
@@ -103,6 +118,9 @@ fn print(r: &Report<'_>, labels: bool) -> anyhow::Result<()> {
     let rate = 100.0 * r.positives as f64 / r.rows.max(1) as f64;
     let rate = if labels { format!(", {rate:.2} % positive") } else { String::new() };
     output::line(&format!("{} good rows{rate}, {} bad rows", group(r.rows), group(r.bad)))?;
+    for w in &r.warnings {
+        output::line(&format!("warning: {w}"))?;
+    }
     for t in &r.trouble {
         output::line(&format!("  {:>10}  {}; first: {}", group(t.rows), t.kind, t.first))?;
     }

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 
-use super::args::{DataArgs, OnBadRow};
+use super::args::{DataArgs, OnBadRow, ReadArgs};
 use super::train::{report_skipped, row_policy};
 use crate::data::FittedEncoder;
 use crate::data::cache::Cache;
@@ -56,9 +56,10 @@ pub fn places(patterns: &[PathBuf]) -> anyhow::Result<(Vec<Place>, Option<tempfi
     let mut spool = None;
     for place in &mut places {
         if matches!(place, Place::Stdin) {
-            let mut file = tempfile::NamedTempFile::new()?;
-            std::io::copy(&mut std::io::stdin().lock(), file.as_file_mut())?;
-            *place = Place::File(file.path().to_path_buf());
+            let to = "standard input: cannot be copied to a temporary file; set TMPDIR to a folder with room";
+            let mut file = tempfile::NamedTempFile::new().context(to)?;
+            std::io::copy(&mut std::io::stdin().lock(), file.as_file_mut()).context(to)?;
+            *place = Place::Spooled(file.path().to_path_buf());
             spool = Some(file);
         }
     }
@@ -99,6 +100,23 @@ pub fn source(
         }
     }
     Ok(source)
+}
+
+/// An error of files that are not of the run's format, with what to do about it.
+pub fn hint_format(e: anyhow::Error, read: &ReadArgs) -> anyhow::Error {
+    use crate::data::DataError;
+    use crate::data::error::RowProblem;
+    let other = match e.downcast_ref() {
+        Some(DataError::Columns { .. } | DataError::NotPlainText { .. }) => true,
+        Some(DataError::Row { problem, .. }) => matches!(problem, RowProblem::FieldCount { .. }),
+        _ => false,
+    };
+    match other && read.format.is_none() {
+        true => {
+            anyhow::anyhow!("{e}; where the file's format is not that of the run's training: --format auto")
+        }
+        false => e,
+    }
 }
 
 /// Opens everything that a run needs; reads the training rows once, unless what they lead to is known.

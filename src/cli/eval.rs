@@ -21,13 +21,22 @@ pub fn note_unfinished(run: &Path) {
 
 /// Runs the subcommand.
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
+    evaluate(args).map_err(|e| super::data::hint_format(e, &args.read))
+}
+
+fn evaluate(args: &EvalArgs) -> anyhow::Result<()> {
     let device = super::device::open(&args.device.device)?;
     let mut run = LoadedRun::open(&args.run, &device)?;
     note_unfinished(&args.run);
     let (places, _spool) = super::data::places(&args.data)?;
     let encoder = run.inputs.encoder.clone();
-    let source =
-        super::data::source(places, &run.config.data, &encoder.schema, args.on_bad_row, Labels::Required)?;
+    let source = super::data::source(
+        places,
+        &args.read.over(&run.config)?,
+        &encoder.schema,
+        args.on_bad_row,
+        Labels::Required,
+    )?;
     let name = source.name();
     let feed = Feed::from(Files::new(source, encoder));
     let (detail, loader) = measure(&mut run, &feed)?;

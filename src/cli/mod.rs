@@ -17,9 +17,12 @@ pub mod export;
 pub mod figure;
 pub mod gains;
 pub mod inspect;
+pub mod launch;
 pub mod metrics;
 pub mod output;
+pub mod plan;
 pub mod predict;
+pub mod ranks;
 pub mod run_args;
 pub mod schema;
 pub mod sweep;
@@ -32,6 +35,10 @@ use args::{Cli, Command};
 
 /// The exit code of every error, in the arguments or later.
 const FAILED: u8 = 2;
+
+/// The exit code of a rank that lost another one, or never met it (sysexits' EX_TEMPFAIL): its own input is not the
+/// reason, and a restart may help.
+const LOST: u8 = 75;
 
 /// The exit code where the reader of stdout went away: 128 + SIGPIPE, as a shell reports it.
 const CLOSED: u8 = 141;
@@ -50,13 +57,33 @@ pub fn main() -> ExitCode {
     data::clean();
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) if e.is::<output::StdoutClosed>() => ExitCode::from(CLOSED),
-        Err(e) if e.is::<crate::train::events::Interrupted>() => ExitCode::from(INTERRUPTED),
         Err(e) => {
-            eprintln!("error: {}", error_line(&e));
-            ExitCode::from(FAILED)
+            let code = exit_code(&e);
+            let line = error_line(&e);
+            if !line.is_empty() && !matches!(code, CLOSED | INTERRUPTED) {
+                eprintln!("error: {line}");
+            }
+            ExitCode::from(code)
         }
     }
+}
+
+/// The exit code of an error.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    use crate::collective::CollectiveError::{Damaged, Join, Lost};
+    if error.is::<output::StdoutClosed>() {
+        return CLOSED;
+    }
+    if error.is::<crate::train::events::Interrupted>() {
+        return INTERRUPTED;
+    }
+    if let Some(failed) = error.downcast_ref::<launch::Failed>() {
+        return failed.code;
+    }
+    let lost = |e: &(dyn std::error::Error + 'static)| {
+        matches!(e.downcast_ref(), Some(Lost { .. } | Damaged { .. } | Join(_)))
+    };
+    if error.chain().any(lost) { LOST } else { FAILED }
 }
 
 /// Prints help and version as they are, and a usage error as one line.
@@ -87,11 +114,13 @@ pub fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Schema(args) => schema::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Launch(args) => launch::run(&args),
         Command::Sweep(args) => sweep::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Gains(args) => gains::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Dashboard(args) => dashboard::run(&args),
     }

@@ -14,6 +14,10 @@ use std::path::Path;
 
 /// Runs the subcommand.
 pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
+    predict(args).map_err(|e| super::data::hint_format(e, &args.read))
+}
+
+fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     let mut inputs: Vec<&Path> = args.data.iter().map(|d| d.as_path()).collect();
     inputs.push(&args.run);
     super::output::not_an_input(&args.out, &inputs)?;
@@ -26,8 +30,13 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     let encoder = run.inputs.encoder.clone();
     // the rows are read once: standard input needs no copy
     let places = crate::data::input::places(&args.data)?;
-    let mut source =
-        super::data::source(places, &run.config.data, &encoder.schema, args.on_bad_row, Labels::Optional)?;
+    let mut source = super::data::source(
+        places,
+        &args.read.over(&run.config)?,
+        &encoder.schema,
+        args.on_bad_row,
+        Labels::Optional,
+    )?;
     source.passed = args.columns.clone();
     let name = source.name();
     let feed = Feed::from(Files::new(source, encoder));

@@ -2,7 +2,58 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
+
+use crate::model::config::{Config, ConfigError, DataConfig, Format, Header};
+
+impl ValueEnum for Header {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Header::Auto, Header::Yes, Header::No]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
+
+/// How files are read that are not as those that a run was trained on.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ReadArgs {
+    /// Format of the files; auto: told from the content [default: data.format of the run]
+    ///
+    /// With it, delimiter, quotes and header are told from the content, too, whatever the run's configuration says.
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    /// What stands between fields: one character, or tab [default: data.delimiter of the run]
+    #[arg(long, value_name = "CHARACTER")]
+    pub delimiter: Option<String>,
+    /// Whether the first line has the columns' names [default: data.header of the run]
+    #[arg(long, value_name = "WORD")]
+    pub header: Option<Header>,
+    /// Character set, such as latin1 [default: data.encoding of the run]
+    #[arg(long, value_name = "NAME")]
+    pub encoding: Option<String>,
+}
+
+impl ReadArgs {
+    /// What the run's configuration says about files, and these options over it.
+    pub fn over(&self, run: &Config) -> Result<DataConfig, ConfigError> {
+        let mut config = run.clone();
+        let d = &mut config.data;
+        if let Some(format) = self.format {
+            d.format = format;
+            (d.delimiter, d.quote, d.header) = (String::new(), "auto".into(), Header::Auto);
+        }
+        if let Some(text) = &self.delimiter {
+            d.delimiter = if matches!(text.as_str(), "tab" | "\\t") { "\t".into() } else { text.clone() };
+        }
+        d.header = self.header.unwrap_or(d.header);
+        d.encoding = self.encoding.clone().unwrap_or(std::mem::take(&mut d.encoding));
+        config.validate()?;
+        Ok(config.data)
+    }
+}
 
 /// What `birkhoff export` writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -80,7 +131,8 @@ pub struct CompareArgs {
   \"model.layers\" = [1, 2, 4]
   \"model.residual.mode\" = [\"shortcut\", \"mhc\"]
 
-Runs stand in FOLDER/NAME/seed-N. The same command goes on where it was stopped: finished runs are not trained again.
+Paths in the file are relative to it. Runs stand in FOLDER/NAME/seed-N. The same command goes on where it was stopped:
+finished runs are not trained again, and one that was stopped goes on from its checkpoint.
 If a run fails, the others are trained all the same, and the exit code is 2. See docs/sweeps.md.")]
 pub struct SweepArgs {
     /// What to train: a base configuration, and a grid or a list of changes to it
@@ -104,4 +156,145 @@ pub struct SweepArgs {
     /// Further options of `birkhoff train`, for all runs
     #[arg(last = true, value_name = "TRAIN OPTIONS")]
     pub train: Vec<String>,
+}
+
+/// `--split` of `birkhoff plan`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum SplitWord {
+    /// Columns of a vocabulary under Adam, otherwise rows.
+    #[default]
+    Auto,
+    /// Rows only.
+    Rows,
+    /// Columns first, also under Adagrad, whose accumulator then is one a part.
+    Columns,
+}
+
+/// `birkhoff plan`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff plan examples/criteo.toml --world 8 --train train.tsv
+  birkhoff plan runs/a --world 8 --memory 16GiB --out plan.toml
+  birkhoff plan runs/a --plan plan.toml               what an edited plan costs
+  birkhoff plan c.toml --cluster cluster.toml --rows user_id=200000000 --rows item_id=50000000 --json
+
+Table sizes are those of a run's vocabularies, of --train, of hash buckets and max_size, or of --rows. Seconds are
+predictions, of lookup and update of embedding rows and of their communication; dense layers cost the same on all ranks.
+  # cluster.toml                          all keys are optional
+  ranks = 8
+  ranks_per_host = 4
+  memory = \"16GiB\"                        # a rank's, for embedding tables and optimiser state
+  memory_bandwidth = \"10GB/s\"
+  host_bandwidth = \"2GB/s\"                # a rank's, to others of its host
+  network_bandwidth = \"1.25GB/s\"          # a rank's, to other hosts
+  latency = 50e-6                         # seconds a message
+  shard_overhead = 20e-6                  # seconds a shard and step
+See docs/parallel.md.")]
+pub struct PlanArgs {
+    /// Configuration in TOML, or a run folder; without it, the default model
+    #[arg(value_name = "CONFIG|RUN")]
+    pub model: Option<PathBuf>,
+    /// Number of ranks [default: that of --plan or --cluster]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub world: Option<u32>,
+    /// What a rank has for embedding tables and their optimiser state, such as 16GiB [default: no bound]
+    #[arg(long, value_name = "SIZE", value_parser = crate::parallel::cost::memory)]
+    pub memory: Option<u64>,
+    /// Bandwidths, memory and hosts, in TOML
+    #[arg(long, value_name = "FILE")]
+    pub cluster: Option<PathBuf>,
+    /// Examples a step on each rank, in place of train.batch
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+    /// Rows of a table, by the column that owns it; may be repeated
+    #[arg(long = "rows", value_name = "COLUMN=N")]
+    pub rows: Vec<String>,
+    /// Training rows, to count values and to measure how often they repeat
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub train: Vec<PathBuf>,
+    /// What to do with a row of them that cannot be read
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t)]
+    pub on_bad_row: super::args::OnBadRow,
+    /// Columns of the data: a file of `birkhoff schema`, whose [data] replaces that of CONFIG
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
+    /// Change one key of the configuration; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// How tables are cut that are too large or cost too much for one rank
+    #[arg(long, value_name = "HOW", value_enum, default_value_t)]
+    pub split: SplitWord,
+    /// Show what this plan costs instead of making one
+    #[arg(long, value_name = "FILE", conflicts_with = "split")]
+    pub plan: Option<PathBuf>,
+    /// Write the plan to a file, to be edited
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print one JSON object to stdout: tables, ranks with their shards, max_s, mean_s, imbalance
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `birkhoff launch`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  birkhoff launch --nproc 4 -- train --train 'day_*.gz' --valid day_23.gz --out runs/a
+  birkhoff launch --nproc 4 -- train --resume runs/a
+
+  export BIRKHOFF_SECRET=…                         two hosts, the same on both: openssl rand -hex 32
+  birkhoff launch --nproc 4 --nnodes 2 --node-rank 0 --master 10.0.0.1:29500 -- train … --out /shared/runs/a
+  birkhoff launch --nproc 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29500 -- train … --out /shared/runs/a
+
+Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints
+as if it were alone; lines of the others begin with [rank N]. When a rank dies, all are started again from the newest
+checkpoint. Ctrl-C is passed on once; a second one kills. The exit code is that of rank 0, else of the rank that
+failed; 130 after Ctrl-C. See docs/launching.md.")]
+pub struct LaunchArgs {
+    /// Ranks on this host
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub nproc: u16,
+    /// Hosts
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub nnodes: u16,
+    /// Which host this is, from 0
+    #[arg(long, value_name = "N")]
+    pub node_rank: Option<u16>,
+    /// Where rank 0 is met: an address of host 0 and a free port there [default: this host, a free port]
+    ///
+    /// Restart N takes the N-th port after it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub master: Option<String>,
+    /// How often the group is started again when a rank dies
+    ///
+    /// Not after bad input (exit code 2), and not once two attempts in a row came to no newer checkpoint.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub max_restarts: u32,
+    /// The number of the restart to join, for a host that comes back while the others have gone on
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub restart: u32,
+    /// How long the other ranks may take to end once one has failed; after that they are asked to, then killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = seconds)]
+    pub grace: f64,
+    /// Write what each rank prints to DIR/rank-N.log; only rank 0 is shown as well
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Of the ranks other than 0 show errors only
+    #[arg(long, short)]
+    pub quiet_ranks: bool,
+    /// Print a JSON line to stdout when the group starts (with process ids), starts again, and ends
+    #[arg(long)]
+    pub json: bool,
+    /// The program of the ranks, for tests
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub program: Option<PathBuf>,
+    /// What every rank runs: train, eval or predict with its options
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.0..=86_400.0).contains(&s) => Ok(s),
+        _ => Err("expected seconds, 0 to 86400".into()),
+    }
 }

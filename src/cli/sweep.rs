@@ -1,12 +1,13 @@
 //! `birkhoff sweep`: many runs from one file, and one table of what they came to.
 //!
 //! Each run is a process of its own, so that one that fails ends no other. A run folder that is finished with the
-//! configuration that the file asks for is not trained again: a sweep that was interrupted goes on where it stopped.
+//! configuration that the file asks for is not trained again, and one that was stopped goes on by `train --resume`: a
+//! sweep that was interrupted goes on where it stopped.
 
 mod file;
 mod report;
 
-use super::args::{Cli, Command as Subcommand, SweepArgs};
+use super::args::{Cli, Command as Subcommand, SweepArgs, TrainArgs};
 use super::output;
 use crate::model::config::Config;
 use crate::train::run::RunFolder;
@@ -40,10 +41,25 @@ struct Job {
     /// `layers=2/seed-1`.
     name: String,
     folder: PathBuf,
-    /// What `birkhoff` is called with.
+    /// What `birkhoff` is called with for a new run.
     argv: Vec<String>,
+    /// What that says.
+    args: TrainArgs,
     /// The configuration that results.
     config: Config,
+}
+
+/// What there is to do for a job.
+#[derive(Clone, Debug, PartialEq)]
+enum Begin {
+    /// Nothing: it is finished.
+    Kept,
+    /// A run from the first step.
+    New,
+    /// The rest of one that was stopped.
+    GoOn,
+    /// A run from the first step, over one that cannot go on: why it cannot.
+    Again(String),
 }
 
 /// What became of a job.
@@ -72,10 +88,10 @@ pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
     if out.is_file() {
         bail!("{} is a file; --out takes a folder", out.display());
     }
-    let waiting = check(&jobs)?;
+    let begins = jobs.iter().map(begin).collect::<anyhow::Result<Vec<Begin>>>()?;
     std::fs::create_dir_all(&out).with_context(|| format!("{}: cannot create the folder", out.display()))?;
     check_data(&out, &jobs)?;
-    let outcomes = train(&jobs, &waiting, args);
+    let outcomes = train(&jobs, &begins, args);
     let report = report::Report::new(&file.variants, &jobs, &outcomes);
     if let Some(csv) = &args.csv {
         output::not_an_input(csv, &[&args.file])?;
@@ -112,9 +128,9 @@ fn jobs(file: &SweepFile, out: &Path, args: &SweepArgs) -> anyhow::Result<Vec<Jo
             let name = format!("{}/seed-{seed}", v.name);
             let folder = out.join(&v.name).join(format!("seed-{seed}"));
             let argv = argv(file, v, seed, &folder, &args.train);
-            let config =
-                config_of(&argv).with_context(|| format!("{}: run {}", args.file.display(), v.name))?;
-            jobs.push(Job { variant, name, folder, argv, config });
+            let (args, config) =
+                parse(&argv).with_context(|| format!("{}: run {}", args.file.display(), v.name))?;
+            jobs.push(Job { variant, name, folder, argv, args, config });
         }
     }
     Ok(jobs)
@@ -123,92 +139,147 @@ fn jobs(file: &SweepFile, out: &Path, args: &SweepArgs) -> anyhow::Result<Vec<Jo
 /// The command line of one run. What the user gave after `--` comes last, and counts.
 fn argv(file: &SweepFile, v: &Variant, seed: u64, folder: &Path, further: &[String]) -> Vec<String> {
     let further: Vec<String> = file.options.iter().chain(further).cloned().collect();
+    let given = |name: &str| {
+        further.iter().any(|f| f == name || f.strip_prefix(name).is_some_and(|r| r.starts_with('=')))
+    };
     let mut a: Vec<String> = vec!["train".into()];
-    let mut option = |name: &str, value: String| {
-        let given =
-            further.iter().any(|f| f == name || f.strip_prefix(name).is_some_and(|r| r.starts_with('=')));
-        // these may be given once only
-        if !given || name == "--set" {
-            a.extend([name.to_owned(), value]);
+    let mut option = |name: &str, values: &[String]| {
+        // these may be given once only, and --valid and --split exclude each other
+        let other = match name {
+            "--valid" => given("--split"),
+            "--split" | "--split-by" => given("--valid"),
+            _ => false,
+        };
+        if !values.is_empty() && !other && (!given(name) || name == "--set") {
+            a.push(name.to_owned());
+            a.extend_from_slice(values);
         }
     };
-    for (name, path) in [("--train", &file.train), ("--valid", &file.valid), ("--config", &file.config)] {
-        if let Some(path) = path {
-            option(name, path.display().to_string());
-        }
-    }
-    v.sets.iter().for_each(|set| option("--set", set.clone()));
-    option("--seed", seed.to_string());
-    option("--out", folder.display().to_string());
-    // an interrupted run looks finished, so that it needs --force; a finished one is never trained again
-    let flags = ["--quiet", "--json", "--force"].into_iter().filter(|f| !further.iter().any(|g| g == f));
+    let path = |p: &Option<PathBuf>| p.iter().map(|p| p.display().to_string()).collect::<Vec<_>>();
+    let word = |w: &Option<String>| w.iter().cloned().collect::<Vec<_>>();
+    option("--train", &file.train);
+    option("--valid", &file.valid);
+    option("--split", &word(&file.split));
+    option("--split-by", &word(&file.split_by));
+    option("--config", &path(&file.config));
+    option("--schema", &path(&file.schema));
+    option("--cache", &path(&file.cache));
+    v.sets.iter().for_each(|set| option("--set", std::slice::from_ref(set)));
+    option("--seed", &[seed.to_string()]);
+    option("--out", &[folder.display().to_string()]);
+    let flags = ["--quiet", "--json"].into_iter().filter(|f| !further.iter().any(|g| g == f));
     a.extend(flags.map(String::from));
     a.extend(further);
     a
 }
 
-/// The configuration that a command line of `birkhoff train` gives.
-fn config_of(argv: &[String]) -> anyhow::Result<Config> {
+/// What a command line of `birkhoff train` says, and the configuration that it gives.
+fn parse(argv: &[String]) -> anyhow::Result<(TrainArgs, Config)> {
     let cli = Cli::try_parse_from(std::iter::once("birkhoff").chain(argv.iter().map(String::as_str)));
     let cli = cli.map_err(|e| anyhow::anyhow!("{}", super::usage_line(&e.to_string())))?;
     let Subcommand::Train(train) = cli.command else { bail!("what stands after -- is for `birkhoff train`") };
-    Ok(train.resolve_config()?)
+    let config = train.resolve_config()?;
+    Ok((train, config))
 }
 
-/// Which jobs are still to be trained. A finished run of another configuration is an error.
-fn check(jobs: &[Job]) -> anyhow::Result<Vec<bool>> {
-    jobs.iter().map(waits).collect()
-}
-
-fn waits(job: &Job) -> anyhow::Result<bool> {
-    let Ok(folder) = RunFolder::open(&job.folder) else { return Ok(true) };
-    if !folder.is_finished() || folder.read_summary()?["interrupted"] == true {
-        return Ok(true);
+impl Job {
+    /// The command line that goes on with the job's run: what is not in its folder, or may have moved.
+    fn resume(&self) -> Vec<String> {
+        let TrainArgs { data, device, profile, debug_nan, dashboard, .. } = &self.args;
+        let mut a: Vec<String> = ["train", "--quiet", "--json", "--resume"].map(String::from).into();
+        a.push(self.folder.display().to_string());
+        for (name, files) in [("--train", &data.train), ("--valid", &data.valid)] {
+            if !files.is_empty() {
+                a.push(name.into());
+                a.extend(files.iter().map(|f| f.display().to_string()));
+            }
+        }
+        if let Some(cache) = &data.cache {
+            a.push(format!("--cache={}", cache.display()));
+        }
+        a.extend(["--device".into(), device.device.clone()]);
+        for (flag, set) in [("--profile", profile), ("--debug-nan", debug_nan), ("--dashboard", dashboard)] {
+            a.extend(set.then(|| flag.to_owned()));
+        }
+        a
     }
+
+    /// The command line of a new run over the one in the folder.
+    fn again(&self) -> Vec<String> {
+        let force = (!self.args.force).then(|| "--force".to_owned());
+        self.argv.iter().cloned().chain(force).collect()
+    }
+}
+
+/// What there is to do for a job. A finished run of another configuration is an error.
+fn begin(job: &Job) -> anyhow::Result<Begin> {
+    if !RunFolder::is_run(&job.folder) {
+        return Ok(Begin::New);
+    }
+    let finished = match RunFolder::open(&job.folder) {
+        // older versions gave runs that were stopped a summary
+        Ok(folder) => folder.is_finished() && folder.read_summary()?["interrupted"] != true,
+        // stopped before its first evaluation
+        Err(_) => false,
+    };
     let flat = |c: &Config| -> anyhow::Result<_> { Ok(super::compare::flat(&serde_json::to_value(c)?)) };
-    let (there, wanted) = (flat(&folder.read_config()?)?, flat(&job.config)?);
-    if there == wanted {
-        return Ok(false);
-    }
+    let there = Config::load(Some(&job.folder.join(crate::train::run::CONFIG)), &[]);
+    let there = match there {
+        Ok(c) => flat(&c)?,
+        Err(e) if finished => return Err(e.into()),
+        Err(e) => return Ok(Begin::Again(e.to_string())),
+    };
+    let wanted = flat(&job.config)?;
     let keys: Vec<&String> = wanted.keys().chain(there.keys()).collect();
-    let key = keys.into_iter().find(|k| there.get(*k) != wanted.get(*k)).cloned().unwrap_or_default();
+    let Some(key) = keys.into_iter().find(|k| there.get(*k) != wanted.get(*k)) else {
+        return Ok(match (finished, job.args.force) {
+            (true, _) => Begin::Kept,
+            (false, true) => Begin::Again("--force is given".into()),
+            (false, false) => Begin::GoOn,
+        });
+    };
     let show = |v: Option<&Value>| v.map_or("nothing".into(), Value::to_string);
+    let difference = format!("{key} is {} there, {} here", show(there.get(key)), show(wanted.get(key)));
+    if !finished {
+        return Ok(Begin::Again(format!("its configuration is another: {difference}")));
+    }
     bail!(
-        "{} is finished with another configuration ({key} is {} there, {} here); remove it, or name another folder with --out",
+        "{} is finished with another configuration ({difference}); remove it, or name another folder with --out",
         job.folder.display(),
-        show(there.get(&key)),
-        show(wanted.get(&key)),
     )
 }
 
 /// Refuses to mix runs of different data in one table: path, size and time of the files are kept in the folder.
 fn check_data(out: &Path, jobs: &[Job]) -> anyhow::Result<()> {
     let Some(job) = jobs.first() else { return Ok(()) };
-    let of = |name: &str| {
-        let after = job.argv.iter().rposition(|a| a == name).and_then(|i| job.argv.get(i + 1)).cloned();
-        let path = after.or_else(|| {
-            job.argv.iter().rev().find_map(|a| a.strip_prefix(&format!("{name}=")).map(str::to_owned))
-        })?;
-        let path = PathBuf::from(path);
+    let file = |path: PathBuf| {
         let path = path.canonicalize().unwrap_or(path);
         let meta = std::fs::metadata(&path).ok();
         let time = meta.as_ref().and_then(|m| m.modified().ok());
         let seconds = time.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok()).map(|d| d.as_secs());
-        Some(json!({"path": path, "bytes": meta.map(|m| m.len()), "modified": seconds}))
+        json!({"path": path, "bytes": meta.map(|m| m.len()), "modified": seconds})
     };
+    let of = |patterns: &[PathBuf]| -> anyhow::Result<Value> {
+        let places = crate::data::input::places(patterns)?;
+        let mut files: Vec<Value> = places.iter().map(|p| file(p.name())).collect();
+        Ok(match files.len() {
+            0 | 1 => json!(files.pop()),
+            _ => json!(files),
+        })
+    };
+    let data = &job.args.data;
+    if data.train.iter().chain(&data.valid).any(|p| p.as_os_str() == "-") {
+        bail!(
+            "a sweep reads its data once a run, which standard input (-) cannot be; write it to a file first"
+        );
+    }
     // what else decides the rows
-    let word = |name: &str| {
-        let at = job.argv.iter().rposition(|a| a == name);
-        let joined =
-            || job.argv.iter().rev().find_map(|a| a.strip_prefix(&format!("{name}=")).map(str::to_owned));
-        at.and_then(|i| job.argv.get(i + 1)).cloned().or_else(joined)
-    };
     let now = json!({
-        "train": of("--train"),
-        "valid": of("--valid"),
-        "split": word("--split"),
-        "split_by": word("--split-by"),
-        "on_bad_row": word("--on-bad-row"),
+        "train": of(&data.train)?,
+        "valid": of(&data.valid)?,
+        "split": data.split,
+        "split_by": data.split_by,
+        "on_bad_row": data.on_bad_row,
     });
     let path = out.join(RECORD);
     let Ok(text) = std::fs::read(&path) else {
@@ -232,7 +303,10 @@ fn check_data(out: &Path, jobs: &[Job]) -> anyhow::Result<()> {
     }
     for key in ["train", "valid"] {
         if then[key] != now[key] {
-            let name = now[key]["path"].as_str().or(then[key]["path"].as_str()).unwrap_or("(none)");
+            let list = |v: &Value| v.as_array().cloned().unwrap_or_else(|| vec![v.clone()]);
+            let (now, then) = (list(&now[key]), list(&then[key]));
+            let other = now.iter().find(|f| !then.contains(f)).or(then.iter().find(|f| !now.contains(f)));
+            let name = other.and_then(|f| f["path"].as_str()).unwrap_or("(another order of the files)");
             bail!(
                 "{name}: not the file, or not as it was, that the runs in {} were trained on; name another folder with --out",
                 out.display()
@@ -243,8 +317,8 @@ fn check_data(out: &Path, jobs: &[Job]) -> anyhow::Result<()> {
 }
 
 /// Trains what waits, `--jobs` at a time.
-fn train(jobs: &[Job], waiting: &[bool], args: &SweepArgs) -> Vec<Outcome> {
-    let kept = waiting.iter().filter(|w| !**w).count();
+fn train(jobs: &[Job], begins: &[Begin], args: &SweepArgs) -> Vec<Outcome> {
+    let kept = begins.iter().filter(|b| **b == Begin::Kept).count();
     let bar = bar(jobs.len() as u64, kept as u64);
     let say = |line: String| bar.suspend(|| eprintln!("{line}"));
     if kept > 0 {
@@ -263,9 +337,10 @@ fn train(jobs: &[Job], waiting: &[bool], args: &SweepArgs) -> Vec<Outcome> {
     if let Err(e) = handler {
         tracing::debug!("no handler for Ctrl-C: {e}");
     }
-    let outcomes: Mutex<Vec<Outcome>> =
-        Mutex::new(waiting.iter().map(|w| if *w { Outcome::Interrupted } else { Outcome::Kept }).collect());
-    let queue: Mutex<VecDeque<usize>> = Mutex::new((0..jobs.len()).filter(|&i| waiting[i]).collect());
+    let before = |b: &Begin| if *b == Begin::Kept { Outcome::Kept } else { Outcome::Interrupted };
+    let outcomes: Mutex<Vec<Outcome>> = Mutex::new(begins.iter().map(before).collect());
+    let waits = |&i: &usize| begins[i] != Begin::Kept;
+    let queue: Mutex<VecDeque<usize>> = Mutex::new((0..jobs.len()).filter(waits).collect());
     let done = Mutex::new(kept);
     let work = || {
         while let Some(i) = queue.lock().ok().and_then(|mut q| q.pop_front()) {
@@ -274,7 +349,23 @@ fn train(jobs: &[Job], waiting: &[bool], args: &SweepArgs) -> Vec<Outcome> {
             }
             let job = &jobs[i];
             let begin = Instant::now();
-            let outcome = one(job, |text| bar.set_message(format!("{}  {text}", job.name)));
+            let progress = |text: String| bar.set_message(format!("{}  {text}", job.name));
+            let again = |why: &str| {
+                say(format!("{}: begins again at its first step: {why}", job.name));
+                one(&job.again(), progress).0
+            };
+            let outcome = match &begins[i] {
+                Begin::Again(why) => again(why),
+                Begin::GoOn => {
+                    say(format!("{}: was stopped, goes on", job.name));
+                    match one(&job.resume(), progress) {
+                        // it never came to its first step
+                        (Outcome::Failed(why), false) => again(&why),
+                        (outcome, _) => outcome,
+                    }
+                }
+                Begin::New | Begin::Kept => one(&job.argv, progress).0,
+            };
             let Ok(mut done) = done.lock() else { return };
             *done += 1;
             let result = match &outcome {
@@ -302,16 +393,17 @@ fn train(jobs: &[Job], waiting: &[bool], args: &SweepArgs) -> Vec<Outcome> {
     outcomes.into_inner().unwrap_or_else(|e| e.into_inner())
 }
 
-/// One run as a process; `progress` is told how it goes on.
-fn one(job: &Job, progress: impl Fn(String)) -> Outcome {
-    let fail = |e: std::io::Error| Outcome::Failed(format!("cannot run birkhoff: {e}"));
+/// One run as a process; `progress` is told how it goes on. Beside the outcome, whether it came to a step or an
+/// evaluation.
+fn one(argv: &[String], progress: impl Fn(String)) -> (Outcome, bool) {
+    let fail = |e: std::io::Error| (Outcome::Failed(format!("cannot run birkhoff: {e}")), true);
     let program = match program() {
         Ok(p) => p,
         Err(e) => return fail(e),
     };
     progress("begins".into());
     let mut command = Command::new(program);
-    command.args(&job.argv).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(argv).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // a second signal would end a run at once: it gets ours alone, not the terminal's as well
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -333,8 +425,10 @@ fn one(job: &Job, progress: impl Fn(String)) -> Outcome {
         let _ = stderr.map(|mut s| s.read_to_end(&mut text));
         String::from_utf8_lossy(&text).into_owned()
     });
+    let mut began = false;
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
         let Ok(v) = serde_json::from_str::<Value>(&line.unwrap_or_default()) else { continue };
+        began = true;
         if v["type"] == "step" {
             let loss = v["loss"].as_f64().unwrap_or(f64::NAN);
             progress(format!("step {}/{}  loss {loss:.4}", v["step"], v["total_steps"]));
@@ -350,14 +444,15 @@ fn one(job: &Job, progress: impl Fn(String)) -> Outcome {
     };
     let errors = errors.join().unwrap_or_default();
     if status.success() {
-        return Outcome::Done;
+        return (Outcome::Done, began);
     }
     if status.code() == Some(i32::from(super::INTERRUPTED)) || STOP.load(Ordering::SeqCst) {
-        return Outcome::Interrupted;
+        return (Outcome::Interrupted, began);
     }
     let line = errors.lines().rev().find_map(|l| l.strip_prefix("error: "));
     let last = || errors.lines().rev().find(|l| !l.trim().is_empty()).map(str::to_owned);
-    Outcome::Failed(line.map(str::to_owned).or_else(last).unwrap_or_else(|| status.to_string()))
+    let line = line.map(str::to_owned).or_else(last).unwrap_or_else(|| status.to_string());
+    (Outcome::Failed(line), began)
 }
 
 /// Tells a run to end with an evaluation and saved weights. (On Windows the console tells it.)

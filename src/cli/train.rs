@@ -1,15 +1,19 @@
 //! `birkhoff train`.
 
 use super::args::{DataArgs, OnBadRow, TrainArgs};
-use super::output;
+use super::{output, ranks};
+use crate::collective::Communicator;
+use crate::data::feed::Feed;
 use crate::data::reader::RowPolicy;
 use crate::data::rows::SkipReport;
 use crate::data::split::Split;
+use crate::graph::exec::Device;
 use crate::model::config::{Config, Schedule};
-use crate::text::group;
+use crate::text::{group, human_bytes};
 use crate::train::infer::Inputs;
 use crate::train::resume::Resumed;
 use crate::train::run::{DATA, RunFolder, write_atomic};
+use crate::train::store::NoStore;
 use crate::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -115,6 +119,60 @@ impl DataRecord {
 
 /// Trains.
 fn train(args: &TrainArgs) -> anyhow::Result<()> {
+    let comm = ranks::join(args)?;
+    let first = comm.as_ref().is_none_or(|c| c.rank() == 0);
+    let done = match first {
+        true => ranks::together(comm.as_ref(), || train_first(args, comm.as_ref()))?,
+        false => {
+            let quiet = TrainArgs { quiet: true, json: false, ..args.clone() };
+            ranks::together(comm.as_ref(), || train_beside(&quiet, comm.as_ref()))?;
+            None
+        }
+    };
+    if let Some(comm) = &comm {
+        comm.finish()?;
+    }
+    done.map_or(Ok(()), |d| d.conclude(args))
+}
+
+/// A trained run, still to be told of.
+struct Done {
+    folder: RunFolder,
+    device: Device,
+    test: Option<Feed>,
+    summary: Summary,
+    profile: Option<String>,
+}
+
+/// A rank that keeps no files: rank 0 writes the run.
+fn train_beside(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<()> {
+    let comm = comm.expect("there are others");
+    let cfg = args.resolve_config()?;
+    let mut record = DataRecord::new(args)?;
+    let device = super::device::open(&record.device)?;
+    let spinner = spinner(true, "");
+    let vocab = args.folder().join(crate::train::run::VOCAB);
+    let known = (args.resume.is_some() && vocab.exists())
+        .then(|| super::data::Known::load(&vocab, &cfg, record.split.clone()))
+        .transpose()?;
+    let data = super::data::open(&record.data, &cfg, known, &spinner)?;
+    record.split = data.split.clone();
+    let inputs = Inputs::new(data.encoder.clone(), &cfg, &device)?;
+    let over = ranks::ranks(args, comm, &cfg, &data.encoder, &inputs)?;
+    let rows = data.encoder.rows as usize;
+    let mut trainer = Trainer::over(&cfg, inputs, &device, rows, Some(over.clone()))?;
+    over.agree("vocabulary", trainer.vocabulary())?;
+    if args.resume.is_some() {
+        trainer.follow()?;
+    }
+    let mut report = Console::new(args, &cfg, data.encoder.rows);
+    end_gracefully(args.quiet);
+    pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut NoStore, &mut report))?;
+    Ok(())
+}
+
+/// The run, by its only or first rank.
+fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<Option<Done>> {
     let resumed = args.resume.as_deref().map(RunFolder::resume).transpose()?;
     let cfg = args.resolve_config()?;
     let mut record = DataRecord::new(args)?;
@@ -145,7 +203,11 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
 
     let inputs = Inputs::new(encoder.clone(), &cfg, &device)?;
     let begin = Instant::now();
-    let mut trainer = Trainer::new(&cfg, inputs, &device, encoder.rows as usize)?;
+    let over = comm.map(|c| ranks::ranks(args, c, &cfg, &encoder, &inputs)).transpose()?;
+    let mut trainer = Trainer::over(&cfg, inputs, &device, encoder.rows as usize, over.clone())?;
+    if let Some(over) = &over {
+        over.agree("vocabulary", trainer.vocabulary())?;
+    }
     let resumed = match args.resume {
         Some(_) => take_up(args, &cfg, &folder, &mut trainer)?,
         None => None,
@@ -177,9 +239,10 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         trainer.watch_every_operation()?;
     }
     let mut report = Console::new(args, &cfg, encoder.rows);
-    report.start(trainer.progress().batch * cfg.train.batch as u64);
+    let world = comm.map_or(1, Communicator::world);
+    report.start(trainer.progress().batch * (cfg.train.batch * world) as u64);
     let mut store = folder.store()?;
-    end_gracefully();
+    end_gracefully(false);
     let summary =
         pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut report));
     report.bar.finish_and_clear();
@@ -193,23 +256,38 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
         }
         other => other?,
     };
-    if args.profile {
-        let span = if device.is_cpu() { "all steps together" } else { "one step" };
-        eprintln!("time by kernel, {span}:\n{}", pollster::block_on(trainer.program().profile_table())?);
+    let profile = match args.profile {
+        true => Some(pollster::block_on(trainer.program().profile_table())?),
+        false => None,
+    };
+    drop(trainer);
+    drop(store);
+    Ok(Some(Done { folder, device, test: data.test.clone(), summary, profile }))
+}
+
+impl Done {
+    /// What stands at a run's end.
+    fn conclude(self, args: &TrainArgs) -> anyhow::Result<()> {
+        let Done { folder, device, test, summary, profile } = self;
+        if let Some(table) = profile {
+            let span = if device.is_cpu() { "all steps together" } else { "one step" };
+            eprintln!("time by kernel, {span}:\n{table}");
+        }
+        if args.json {
+            output::json(&summary)?;
+        } else {
+            print_summary(&summary, &folder)?;
+        }
+        if let Some(test) = &test {
+            super::eval::test_part(folder.path(), &device, test, args.json)?;
+        }
+        if !args.quiet && summary.metrics.ne.is_some_and(|ne| ne >= 1.0) {
+            eprintln!(
+                "note: a normalized entropy of 1 or more is no better than predicting the average click rate"
+            );
+        }
+        Ok(())
     }
-    if args.json {
-        output::json(&summary)?;
-    } else {
-        print_summary(&summary, &folder)?;
-    }
-    if let Some(test) = &data.test {
-        super::eval::test_part(folder.path(), &device, test, args.json)?;
-    }
-    if summary.metrics.ne.is_some_and(|ne| ne >= 1.0) {
-        say("note: a normalized entropy of 1 or more is no better than predicting the average click rate"
-            .into());
-    }
-    Ok(())
 }
 
 /// Takes a run up from its newest checkpoint and its folder back to there; `None` where there is none yet.
@@ -232,7 +310,7 @@ fn take_up(
     let Some(r) = &resumed else {
         ensure!(
             !finished,
-            "{name}: finished, and its checkpoints are gone: it cannot go on; train again with --out"
+            "{name}: finished, and its checkpoints are gone: it cannot go on; train again with --out {name} --force"
         );
         return Ok(None);
     };
@@ -271,10 +349,13 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 /// From here on the first Ctrl-C ends the run after the step in progress, with a checkpoint to go on from; the
 /// second ends the program at once.
-fn end_gracefully() {
-    let set = ctrlc::set_handler(|| {
+fn end_gracefully(quiet: bool) {
+    let set = ctrlc::set_handler(move || {
         if STOP.swap(true, Ordering::SeqCst) {
             std::process::exit(130);
+        }
+        if quiet {
+            return;
         }
         eprintln!("\ninterrupted: saving a checkpoint; once more to quit at once");
     });
@@ -420,6 +501,22 @@ fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
     super::metrics::print(&s.metrics, s.grouped.as_ref(), &s.deciles)?;
     line("step", format!("{} of {}", s.best_step, s.steps))?;
     line("rows/s", group(s.rows_per_s as u64))?;
+    if let Some(r) = &s.ranks {
+        line("ranks", format!("{} over {}", r.world, r.transport))?;
+        for (i, l) in r.ranks.iter().enumerate() {
+            line(
+                &format!("  rank {i}"),
+                format!(
+                    "sent {}, communicated {:.1} s, {:.1} s of it beside computing ({:.0} %); {} table values",
+                    human_bytes(l.sent),
+                    l.communicating,
+                    (l.communicating - l.waiting).max(0.0),
+                    100.0 * l.overlap(),
+                    group(l.table_values)
+                ),
+            )?;
+        }
+    }
     line("time", format!("{:.1} s on {}", s.seconds, s.device))?;
     let t = &s.times;
     let parts = [

@@ -35,6 +35,8 @@ struct Inner {
     waited_nanos: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
+    /// What first went wrong, here or in a group within.
+    failure: Arc<Mutex<Option<CollectiveError>>>,
 }
 
 /// What a communicator has done so far.
@@ -119,6 +121,16 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
+    /// Remembers the first failure: who gets it as text, out of a graph's run, finds it there.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(e) = &result
+            && !matches!(e, CollectiveError::Argument(_))
+        {
+            lock(&self.failure).get_or_insert_with(|| e.clone());
+        }
+        result
+    }
+
     fn rank(&self) -> usize {
         self.transport.rank()
     }
@@ -366,6 +378,7 @@ impl Communicator {
             waited_nanos: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
+            failure: Arc::default(),
         };
         Communicator { inner: Arc::new(inner), worker: Arc::default() }
     }
@@ -418,7 +431,7 @@ impl Communicator {
         drop(pending);
         let turn = lock(&self.inner.turn);
         let working = Instant::now();
-        let result = f(&self.inner);
+        let result = self.inner.noted(f(&self.inner));
         drop(turn);
         count(&self.inner.busy_nanos, working.elapsed());
         count(&self.inner.waited_nanos, begin.elapsed());
@@ -432,7 +445,7 @@ impl Communicator {
         let job: Job = Box::new(move |inner| {
             let turn = lock(&inner.turn);
             let working = Instant::now();
-            let result = f(inner);
+            let result = inner.noted(f(inner));
             drop(turn);
             count(&inner.busy_nanos, working.elapsed());
             // whoever asked may have gone
@@ -666,7 +679,15 @@ impl Communicator {
             .collect();
         members.sort_unstable();
         let members: Vec<usize> = members.into_iter().map(|m| m.1).collect();
-        Ok(Some(Self::new(self.inner.transport.split(id, &members, color)?)))
+        let mut part = Self::new(self.inner.transport.split(id, &members, color)?);
+        let inner = Arc::get_mut(&mut part.inner).expect("just made");
+        inner.failure = self.inner.failure.clone();
+        Ok(Some(part))
+    }
+
+    /// What first went wrong in this group or one made of it.
+    pub fn failure(&self) -> Option<CollectiveError> {
+        lock(&self.inner.failure).clone()
     }
 
     /// Ends the group in good order: waits for the others, after which it is no failure that this rank goes away.

@@ -117,7 +117,7 @@ pub(super) fn all_operations(c: &Communicator, n: usize) {
         // round a ring, the even ones first
         let (right, left) = ((rank + 1) % world, (rank + world - 1) % world);
         let mut got = vec![0f32; n];
-        if rank % 2 == 0 && !(rank == world - 1) {
+        if rank % 2 == 0 && rank != world - 1 {
             c.send(&vector(rank, n), right).unwrap();
             c.receive(&mut got, left).unwrap();
         } else {

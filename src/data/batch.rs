@@ -122,6 +122,8 @@ pub struct SparseIds {
 pub struct Batch {
     /// Real rows; they come first.
     pub rows: usize,
+    /// Real rows of all ranks' batches together.
+    pub total: usize,
     /// Rows of every array, B.
     pub capacity: usize,
     /// `[B, F]`, transformed; 0 in padding rows.
@@ -157,6 +159,7 @@ impl Batch {
         };
         Batch {
             rows: 0,
+            total: 0,
             capacity: self.capacity,
             numeric: zeros(self.numeric.len()),
             ids: vec![0; self.ids.len()],
@@ -279,6 +282,7 @@ impl BatchBuilder {
             }
         }
         batch.rows = batch.labels.len();
+        batch.total = batch.rows;
         assert!(batch.rows <= b, "{} rows for a batch of {b}", batch.rows);
         batch.numeric.resize(b * f, 0.0);
         batch.ids.resize(b * c, 0);

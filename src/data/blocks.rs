@@ -96,6 +96,9 @@ pub struct BlockReader<R = File> {
     block_bytes: usize,
     longest: usize,
     quoting: Option<Quoting>,
+    /// Memory of blocks that are done with: what is new must first be mapped and cleared, which costs more than
+    /// reading.
+    spare: Vec<Vec<u8>>,
 }
 
 impl BlockReader<File> {
@@ -123,6 +126,14 @@ impl<R: Read> BlockReader<R> {
             block_bytes: block_bytes.max(1),
             longest: LONGEST_LINE,
             quoting: None,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Takes back the memory of a block.
+    pub fn recycle(&mut self, text: Vec<u8>) {
+        if text.capacity() > 0 && text.capacity() < 4 * self.block_bytes {
+            self.spare.push(text);
         }
     }
 
@@ -147,7 +158,9 @@ impl<R: Read> BlockReader<R> {
 
     /// The next block; `None` at the end of the file.
     pub fn next_block(&mut self) -> Result<Option<Block>, DataError> {
-        let mut text = std::mem::take(&mut self.carry);
+        let mut text = self.spare.pop().unwrap_or_default();
+        text.clear();
+        text.extend_from_slice(&self.carry);
         let mut dropped = 0;
         let mut searched = 0; // no newline in text[..searched]
         // Until there is a whole line and the block is full; a line without end is cut on the way.
@@ -186,7 +199,9 @@ impl<R: Read> BlockReader<R> {
                 searched = text.len();
             }
         };
-        self.carry = text.split_off(end);
+        self.carry.clear();
+        self.carry.extend_from_slice(&text[end..]);
+        text.truncate(end);
         if text.is_empty() {
             return Ok(None);
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::encoder::FittedEncoder;
 use super::error::DataError;
@@ -18,8 +18,8 @@ use super::packed::{pack, unpack};
 use super::reader::Source;
 use super::rows::{Rows, SkipReport};
 
-/// A file is its blocks, each behind its length; what was found; the length of the blocks; this.
-const MAGIC: &[u8; 8] = b"bkrows\x00\x02";
+/// A file is its blocks, each behind its length; what was found; a checksum of that; the length of the blocks; this.
+const MAGIC: &[u8; 8] = b"bkrows\x00\x03";
 
 /// What a pass over the rows found besides them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -76,7 +76,7 @@ impl Cache {
         Ok(Cache::File(folder.join(format!("{key:032x}.rows"))))
     }
 
-    /// The rows, if they are there and whole.
+    /// The rows, if they are there and whole; of a file that is not, a warning.
     pub(crate) fn read(&self) -> Result<Option<CacheReader>, DataError> {
         match self {
             Cache::Memory(kept) => {
@@ -99,14 +99,38 @@ impl Cache {
                     let mut found = Vec::new();
                     file.seek(SeekFrom::Start(blocks))?;
                     (&file).take(size - 16 - blocks).read_to_end(&mut found)?;
+                    let sum = found.split_off(found.len().saturating_sub(8));
+                    if sum != xxh3_64(&found).to_le_bytes() {
+                        return Err(std::io::ErrorKind::InvalidData.into());
+                    }
                     file.rewind()?;
                     Ok((BufReader::with_capacity(1 << 20, file.take(blocks)), found))
                 };
-                let Ok((file, found)) = open() else { return Ok(None) };
-                let Ok(found) = serde_json::from_slice(&found) else { return Ok(None) };
-                Ok(Some(CacheReader { found, blocks: Blocks::File(file, path.clone()) }))
+                let opened = match open() {
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                    other => {
+                        other.ok().and_then(|(f, found)| Some((f, serde_json::from_slice(&found).ok()?)))
+                    }
+                };
+                let Some((file, found)) = opened else {
+                    self.damaged();
+                    return Ok(None);
+                };
+                Ok(Some(CacheReader { found, blocks: Blocks::File(file) }))
             }
         }
+    }
+
+    /// Says that the rows are read from the data instead.
+    pub(crate) fn damaged(&self) {
+        let name = match self {
+            Cache::Memory(_) => Path::new("memory"),
+            Cache::File(path) => path,
+        };
+        tracing::warn!(
+            "{}: the cache is damaged; the data are read again, and it is made anew",
+            name.display()
+        );
     }
 
     /// A writer for a pass.
@@ -141,28 +165,23 @@ pub(crate) struct CacheReader {
 
 enum Blocks {
     Memory(Arc<Vec<Vec<u8>>>, usize),
-    File(BufReader<std::io::Take<File>>, PathBuf),
+    File(BufReader<std::io::Take<File>>),
 }
 
 impl CacheReader {
-    /// Appends the next rows; `false` at the end.
-    pub fn next(&mut self, rows: &mut Rows) -> Result<bool, DataError> {
-        let damaged = |path: &Path| DataError::Format {
-            path: path.to_path_buf(),
-            problem: "the cache is damaged; delete this file, and it is made again".into(),
-        };
-        match &mut self.blocks {
+    /// Appends the next rows; `false` at the end, and `None` where the cache is damaged: then nothing is appended.
+    pub fn next(&mut self, rows: &mut Rows) -> Option<bool> {
+        let block = match &mut self.blocks {
             Blocks::Memory(blocks, at) => {
-                let Some(block) = blocks.get(*at) else { return Ok(false) };
                 *at += 1;
-                unpack(block, rows).ok_or_else(|| damaged(Path::new("memory")))?;
+                blocks.get(*at - 1).map(|block| unpack(block, rows))
             }
-            Blocks::File(file, path) => {
-                let Some(block) = frame(file).map_err(|_| damaged(path))? else { return Ok(false) };
-                unpack(&block, rows).ok_or_else(|| damaged(path))?;
-            }
+            Blocks::File(file) => frame(file).ok()?.map(|block| unpack(&block, rows)),
+        };
+        match block {
+            Some(unpacked) => unpacked.map(|()| true),
+            None => Some(false),
         }
-        Ok(true)
     }
 }
 
@@ -237,7 +256,9 @@ impl Drop for CacheWriter {
 /// Ends the file and gives it its final name.
 fn whole(path: &Path, temporary: &Path, mut file: BufWriter<File>, found: &Found) -> std::io::Result<()> {
     let blocks = file.stream_position()?;
-    serde_json::to_writer(&mut file, found)?;
+    let found = serde_json::to_vec(found)?;
+    file.write_all(&found)?;
+    file.write_all(&xxh3_64(&found).to_le_bytes())?;
     file.write_all(&blocks.to_le_bytes())?;
     file.write_all(MAGIC)?;
     file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
@@ -257,7 +278,7 @@ fn key(source: &Source, encoder: &FittedEncoder) -> Result<u128, DataError> {
                 let problem = "standard input cannot be cached; write it to a file first".into();
                 return Err(DataError::Format { path, problem });
             }
-            Place::File(file) => {
+            Place::File(file) | Place::Spooled(file) => {
                 let mut file = File::open(file).map_err(|e| DataError::io(&path, "read", e))?;
                 loop {
                     let n = file.read(&mut buffer).map_err(|e| DataError::io(&path, "read", e))?;

@@ -298,6 +298,6 @@ pub(crate) fn rows_of<S: Sink>(
             }
         }
     }
-    rows.finish(text);
+    let _ = rows.finish(text);
     Ok((rows, problems))
 }

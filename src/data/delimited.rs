@@ -6,8 +6,12 @@
 use std::cell::RefCell;
 
 use super::blocks::{Block, LONGEST_LINE, LONGEST_RECORD};
+use super::columns::Batch;
 use super::error::RowProblem;
 use super::format::Delimited;
+use super::marks::Marks;
+#[cfg(target_arch = "x86_64")]
+use super::marks::{Level, level};
 use super::plan::{LabelLayout, Plan, Ranges, Sink};
 
 /// (line, problem) of rows that cannot be used.
@@ -19,6 +23,16 @@ pub(crate) struct Parser {
     pub format: Delimited,
     pub plan: Plan,
     pub comment: Vec<u8>,
+}
+
+/// A block's text and the marks in it.
+struct Marked<'a> {
+    text: &'a [u8],
+    /// Of `text` in the file.
+    offset: u64,
+    places: &'a [u32],
+    /// Whether all bytes are.
+    ascii: bool,
 }
 
 impl Parser {
@@ -35,7 +49,7 @@ impl Parser {
         line: u64,
         stop: bool,
         mut rows: S,
-    ) -> (S, Problems) {
+    ) -> (S, Problems, Vec<u8>) {
         let mut problems = Vec::new();
         let quoted = self.format.quote.is_some_and(|q| block.text[from..].contains(&q));
         let mut text = block.text;
@@ -44,8 +58,8 @@ impl Parser {
         } else {
             self.parse_plain(&text, block.offset, from, line, stop, &mut rows, &mut problems);
         }
-        rows.finish(text);
-        (rows, problems)
+        let text = rows.finish(text);
+        (rows, problems, text)
     }
 
     fn parse_plain<S: Sink>(
@@ -59,84 +73,153 @@ impl Parser {
         problems: &mut Problems,
     ) {
         SCRATCH.with_borrow_mut(|marks| {
-            // compiled for what this processor has: counting and clearing bits is most of the work
-            #[cfg(not(target_arch = "wasm32"))]
-            pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || self.parse_marked(text, offset, from, line, stop, marks, rows, problems),
-            );
-            #[cfg(target_arch = "wasm32")]
-            self.parse_marked(text, offset, from, line, stop, marks, rows, problems);
+            let ascii = marks.find(&text[from..], from, self.format.delimiter);
+            // in a damaged file most lines may be none
+            rows.expect(marks.lines().len().min(text.len() / 32), self.plan.width());
+            let block = Marked { text, offset, places: &marks.places, ascii };
+            self.parse_lines(&block, marks.lines(), line, stop, rows, problems);
         });
     }
 
-    #[inline(always)]
-    fn parse_marked<S: Sink>(
+    /// Reads the lines, compiled for what this processor has: numbers are read several at once.
+    fn parse_lines<S: Sink>(
         &self,
-        text: &[u8],
-        offset: u64,
-        from: usize,
+        block: &Marked<'_>,
+        lines: &[u32],
         line: u64,
         stop: bool,
-        marks: &mut Marks,
         rows: &mut S,
         problems: &mut Problems,
     ) {
-        let ascii = marks.find(&text[from..], from, self.format.delimiter);
-        // in a damaged file most lines may be none
-        rows.expect(marks.lines.len().min(text.len() / 32), self.plan.width());
-        self.parse_lines(text, offset, line, stop, marks, ascii, rows, problems);
+        #[cfg(target_arch = "x86_64")]
+        match level() {
+            // SAFETY: the processor has what the function is compiled for.
+            Level::Avx512 => return unsafe { self.parse_512(block, lines, line, stop, rows, problems) },
+            // SAFETY: the same.
+            Level::Avx2 => return unsafe { self.parse_256(block, lines, line, stop, rows, problems) },
+            Level::Any => {}
+        }
+        self.parse_any(block, lines, line, stop, rows, problems);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,bmi1,bmi2,lzcnt,popcnt")]
+    fn parse_512<S: Sink>(
+        &self,
+        block: &Marked<'_>,
+        lines: &[u32],
+        line: u64,
+        stop: bool,
+        rows: &mut S,
+        problems: &mut Problems,
+    ) {
+        self.parse_any(block, lines, line, stop, rows, problems);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+    fn parse_256<S: Sink>(
+        &self,
+        block: &Marked<'_>,
+        lines: &[u32],
+        line: u64,
+        stop: bool,
+        rows: &mut S,
+        problems: &mut Problems,
+    ) {
+        self.parse_any(block, lines, line, stop, rows, problems);
     }
 
     #[inline(always)]
-    fn parse_lines<S: Sink>(
+    fn parse_any<S: Sink>(
         &self,
-        text: &[u8],
-        offset: u64,
+        block: &Marked<'_>,
+        lines: &[u32],
         mut line: u64,
         stop: bool,
-        marks: &Marks,
-        ascii: bool,
         rows: &mut S,
         problems: &mut Problems,
     ) {
-        let longest = Self::longest(&self.format);
-        let wanted = self.plan.names.len();
-        let any = !self.comment.is_empty() || !self.format.criteo;
+        let mut batch = Batch::new(block.text);
         let mut first = 0;
-        for &last in &marks.lines {
-            let marks = &marks.places[first..=last as usize];
-            first = last as usize;
-            let (start, line_end) = (marks[0].wrapping_add(1) as usize, marks[marks.len() - 1] as usize);
-            let end = line_end - usize::from(line_end > start && text[line_end - 1] == b'\r');
-            let whole = &text[start..end];
-            let found = marks.len() - 1;
-            let result = if any && self.skipped(whole) {
-                Ok(true)
-            } else if whole.len() > longest {
-                Err(RowProblem::TooLong { limit: longest })
-            } else if whole.is_empty() {
-                Err(RowProblem::EmptyLine { expected: self.plan.expected.clone() })
-            } else if !ascii && let Err(e) = std::str::from_utf8(whole) {
-                let bad = start + e.valid_up_to();
-                let field = marks[1..found].iter().filter(|&&m| (m as usize) < bad).count();
-                Err(self.not_utf8(found, field, offset + bad as u64, text[bad]))
-            } else if found != wanted {
-                Err(self.count(found))
-            } else if end < line_end {
-                let range = |i: usize| (marks[i].wrapping_add(1), marks[i + 1].min(end as u32));
-                self.plan.push(text, line, &Ranges(range), rows)
-            } else {
-                let range = |i: usize| (marks[i].wrapping_add(1), marks[i + 1]);
-                self.plan.push(text, line, &Ranges(range), rows)
-            };
-            if let Err(problem) = result {
-                problems.push((line, problem));
+        let mut lines = lines.iter();
+        loop {
+            let mut bad = None;
+            while !batch.full()
+                && bad.is_none()
+                && let Some(&last) = lines.next()
+            {
+                let marks = &block.places[first..=last as usize];
+                first = last as usize;
+                match self.look(block, marks, line) {
+                    Ok(Some(end)) => batch.add(marks, end, line),
+                    Ok(None) => {}
+                    Err(problem) => bad = Some((line, problem)),
+                }
+                line += 1;
+            }
+            let ended = !batch.full() && bad.is_none();
+            if !batch.is_empty() && !self.plan.push_batch(&batch, rows) {
+                self.give_one_by_one(&batch, stop, rows, problems);
+            }
+            batch.clear();
+            if problems.is_empty() || !stop {
+                problems.extend(bad);
+            }
+            if ended || (stop && !problems.is_empty()) {
+                return;
+            }
+        }
+    }
+
+    /// Whether the line between the first and the last of some marks has a row's form, and then its end without the
+    /// line break; `None` if it is not to be read.
+    #[inline(always)]
+    fn look(&self, block: &Marked<'_>, marks: &[u32], line: u64) -> Result<Option<u32>, RowProblem> {
+        let text = block.text;
+        let (start, line_end) = (marks[0].wrapping_add(1) as usize, marks[marks.len() - 1] as usize);
+        let end = line_end - usize::from(line_end > start && text[line_end - 1] == b'\r');
+        let whole = &text[start..end];
+        let found = marks.len() - 1;
+        if (!self.comment.is_empty() || !self.format.criteo) && self.skipped(whole) {
+            return Ok(None);
+        }
+        let longest = Self::longest(&self.format);
+        if whole.len() > longest {
+            return Err(RowProblem::TooLong { limit: longest });
+        }
+        if whole.is_empty() {
+            return Err(RowProblem::EmptyLine { expected: self.plan.expected.clone() });
+        }
+        if !block.ascii
+            && let Err(e) = std::str::from_utf8(whole)
+        {
+            let bad = start + e.valid_up_to();
+            let field = marks[1..found].iter().filter(|&&m| (m as usize) < bad).count();
+            return Err(self.not_utf8(found, field, block.offset + bad as u64, text[bad]));
+        }
+        if found != self.plan.names.len() {
+            return Err(self.count(found));
+        }
+        let end = end as u32;
+        if self.plan.splits() {
+            let fields = Ranges(|i: usize| (marks[i].wrapping_add(1), marks[i + 1].min(end)));
+            return Ok(self.plan.belongs(text, line, &fields)?.then_some(end));
+        }
+        Ok(Some(end))
+    }
+
+    /// Gives the rows of a batch in which one is bad to the sink.
+    #[inline(never)]
+    fn give_one_by_one<S: Sink>(&self, batch: &Batch<'_>, stop: bool, rows: &mut S, problems: &mut Problems) {
+        for row in 0..batch.len() {
+            let fields = Ranges(|i| batch.range(row, i));
+            if let Err(problem) = self.plan.push(batch.text(), batch.line(row), &fields, rows) {
+                problems.push((batch.line(row), problem));
                 if stop {
                     return;
                 }
             }
-            line += 1;
         }
     }
 
@@ -304,145 +387,6 @@ thread_local! {
     static SCRATCH: RefCell<Marks> = RefCell::default();
 }
 
-/// Where the fields of a block's lines are.
-#[derive(Default)]
-struct Marks {
-    /// Places of delimiters and line breaks; in front of the first line stands one as well, so that field i lies
-    /// between marks i and i + 1. What follows the last line is left over.
-    places: Vec<u32>,
-    /// Of each line break its index there; a last line without one has one at the text's end.
-    lines: Vec<u32>,
-}
-
-impl Marks {
-    /// Finds them in a text that stands at `base` of its block; whether all bytes are ASCII.
-    #[inline(always)]
-    fn find(&mut self, text: &[u8], base: usize, delimiter: u8) -> bool {
-        let places = &mut self.places;
-        let lines = &mut self.lines;
-        lines.clear();
-        places.resize(places.len().max(256), 0);
-        places[0] = (base as u32).wrapping_sub(1);
-        let mut n = 1;
-        let mut high = 0u64;
-        let mut at = base as u32;
-        let blocks = text.chunks_exact(64);
-        let rest = blocks.remainder();
-        let mut last = [0; 64];
-        last[..rest.len()].copy_from_slice(rest);
-        // zeros are no delimiters, unless a NUL is one
-        let whole = text.len() / 64 * 64;
-        for (i, block) in blocks.chain(std::iter::once(&last[..])).enumerate() {
-            let mut m = masks(block, delimiter);
-            if i * 64 >= whole && rest.len() < 64 {
-                let real = (1u64 << rest.len()) - 1;
-                m = Masks { found: m.found & real, breaks: m.breaks & real, high: m.high & real };
-            }
-            high |= m.high;
-            if places.len() < n + 64 {
-                places.resize(2 * places.len(), 0);
-            }
-            let count = m.found.count_ones() as usize;
-            // eight by eight, as no processor foresees how many there are
-            let mut bits = m.found;
-            for place in &mut places[n..n + 8] {
-                *place = at + bits.trailing_zeros();
-                bits &= bits.wrapping_sub(1);
-            }
-            if count > 8 {
-                for place in &mut places[n + 8..n + 16] {
-                    *place = at + bits.trailing_zeros();
-                    bits &= bits.wrapping_sub(1);
-                }
-            }
-            if count > 16 {
-                for place in &mut places[n + 16..n + count] {
-                    *place = at + bits.trailing_zeros();
-                    bits &= bits.wrapping_sub(1);
-                }
-            }
-            let mut breaks = m.breaks;
-            while breaks != 0 {
-                let before = m.found & (breaks & breaks.wrapping_neg()).wrapping_sub(1);
-                lines.push(n as u32 + before.count_ones());
-                breaks &= breaks - 1;
-            }
-            n += count;
-            at = at.wrapping_add(64);
-        }
-        if !text.is_empty() && text.last() != Some(&b'\n') {
-            if places.len() <= n {
-                places.push(0);
-            }
-            places[n] = (base + text.len()) as u32;
-            lines.push(n as u32);
-        }
-        high == 0
-    }
-}
-
-/// One bit a byte of a block of 64.
-struct Masks {
-    /// Delimiters and line breaks.
-    found: u64,
-    /// Line breaks.
-    breaks: u64,
-    /// Bytes above 127.
-    high: u64,
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn masks(block: &[u8], delimiter: u8) -> Masks {
-    // SAFETY: SSE2 is part of every x86-64.
-    unsafe { masks_sse2(block, delimiter) }
-}
-
-/// Sixteen bytes at a time.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "sse2")]
-#[inline]
-fn masks_sse2(block: &[u8], delimiter: u8) -> Masks {
-    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
-    let mut m = Masks { found: 0, breaks: 0, high: 0 };
-    let (d, n) = (_mm_set1_epi8(delimiter as i8), _mm_set1_epi8(b'\n' as i8));
-    for (i, p) in block.chunks_exact(16).enumerate() {
-        let low = i64::from_le_bytes([p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]]);
-        let high = i64::from_le_bytes([p[8], p[9], p[10], p[11], p[12], p[13], p[14], p[15]]);
-        let x = _mm_set_epi64x(high, low);
-        let breaks = _mm_movemask_epi8(_mm_cmpeq_epi8(x, n)) as u64;
-        let found = _mm_movemask_epi8(_mm_cmpeq_epi8(x, d)) as u64 | breaks;
-        m.found |= found << (16 * i);
-        m.breaks |= breaks << (16 * i);
-        m.high |= (_mm_movemask_epi8(x) as u64) << (16 * i);
-    }
-    m
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-use masks_of_words as masks;
-
-/// Eight bytes at a time.
-#[cfg(any(test, not(target_arch = "x86_64")))]
-#[inline]
-fn masks_of_words(block: &[u8], delimiter: u8) -> Masks {
-    const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-    let (d, n) = (u64::from_ne_bytes([delimiter; 8]), u64::from_ne_bytes([b'\n'; 8]));
-    // the top bit of each byte that is zero, exactly (Mycroft's test without its false positives)
-    let zero = |x: u64| !(((x & LOW) + LOW) | x | LOW);
-    // the top bits of eight bytes as eight bits
-    let gather = |x: u64| ((x >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) & 0xff;
-    let mut m = Masks { found: 0, breaks: 0, high: 0 };
-    for (i, p) in block.chunks_exact(8).enumerate() {
-        let x = u64::from_le_bytes([p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]]);
-        let breaks = gather(zero(x ^ n)) << (8 * i);
-        m.found |= gather(zero(x ^ d)) << (8 * i) | breaks;
-        m.breaks |= breaks;
-        m.high |= gather(x & !LOW) << (8 * i);
-    }
-    m
-}
-
 /// The first records of a text as fields, at most `most` of them, and the offset behind each and its line; whether
 /// text stands in quotes is the format's.
 pub(crate) fn sample(head: &[u8], format: &Delimited, comment: &[u8], most: usize) -> Vec<Record> {
@@ -486,8 +430,12 @@ pub(crate) struct Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::rows::RawRows;
-    use crate::data::schema::{CategoricalColumn, Encoding, Schema};
+    use crate::data::encoder::{EncodingSink, FittedEncoder};
+    use crate::data::plan::PlanOptions;
+    use crate::data::rows::{RawRows, Rows};
+    use crate::data::schema::{CategoricalColumn, Encoding, NumericColumn, Schema, Transform};
+    use crate::data::split::{Part, Split, SplitBy};
+    use crate::data::vocab::{ColumnEncoder, Interner};
     use proptest::prelude::*;
 
     fn parser(columns: usize, delimiter: u8, quote: Option<u8>) -> Parser {
@@ -502,7 +450,7 @@ mod tests {
 
     fn parse(p: &Parser, text: &[u8]) -> (Vec<Vec<Vec<u8>>>, Vec<u64>, Problems) {
         let block = Block { text: text.to_vec(), offset: 0, first_line: 1 };
-        let (rows, problems) = p.parse(block, 0, 1, false, RawRows::default());
+        let (rows, problems, _) = p.parse(block, 0, 1, false, RawRows::default());
         let c = p.plan.names.len();
         let values =
             (0..rows.len()).map(|r| (0..c).map(|j| rows.field(r * c + j).to_vec()).collect()).collect();
@@ -510,28 +458,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn marks_are_where_the_bytes_are(text in prop::collection::vec(prop::sample::select(b"\t\n\x08\x0b\x89\x8a\x00ab".to_vec()), 0..300)) {
-            let mut marks = Marks::default();
-            let ascii = marks.find(&text, 3, b'\t');
-            let mut want: Vec<usize> = (0..text.len()).filter(|&i| matches!(text[i], b'\t' | b'\n')).collect();
-            let mut breaks: Vec<usize> = (0..text.len()).filter(|&i| text[i] == b'\n').collect();
-            if !text.is_empty() && text.last() != Some(&b'\n') {
-                want.push(text.len());
-                breaks.push(text.len());
-            }
-            let places: Vec<usize> = marks.places[1..=want.len()].iter().map(|&p| p as usize - 3).collect();
-            prop_assert_eq!(places, want);
-            let lines: Vec<usize> = marks.lines.iter().map(|&l| marks.places[l as usize] as usize - 3).collect();
-            prop_assert_eq!(lines, breaks);
-            prop_assert_eq!(marks.places[0], 2);
-            prop_assert_eq!(ascii, text.is_ascii());
-            for block in text.chunks_exact(64) {
-                let (a, b) = (masks(block, b'\t'), masks_of_words(block, b'\t'));
-                prop_assert_eq!((a.found, a.breaks, a.high), (b.found, b.breaks, b.high));
-            }
-        }
-
         /// What the `csv` crate writes is read back; what it reads is read alike, with and without quotes.
         #[test]
         fn agrees_with_the_csv_crate(
@@ -549,6 +475,66 @@ mod tests {
             prop_assert!(problems.is_empty(), "{:?}", problems);
             let want: Vec<Vec<Vec<u8>>> = rows.iter().map(|r| r.iter().map(|f| f.clone().into_bytes()).collect()).collect();
             prop_assert_eq!(got, want);
+        }
+
+        /// Batches, column by column, give what rows give one by one, whatever is wrong with which.
+        #[test]
+        fn batches_are_rows_one_by_one(
+            lines in prop::collection::vec(
+                prop_oneof![
+                    30 => "[01]\t(-?[0-9]{0,6}|[0-9]{0,11}|1[.]5|NA)\t([a-d]{0,9}|NA)\t([0-9a-f]{8}){0,1}[a-c]{0,1}",
+                    1 => "[012]{0,1}\t[0-9x]{0,2}\t[a-d]{0,2}(\t[é]{0,1}){0,2}",
+                ],
+                0..200,
+            ),
+            (stop, na, split, crlf) in any::<(bool, bool, bool, bool)>(),
+            encoding in prop_oneof![
+                Just(Encoding::Hash { buckets: 97 }),
+                Just(Encoding::Vocabulary { min_count: 1, max_size: None }),
+            ],
+        ) {
+            let text = lines.join(if crlf { "\r\n" } else { "\n" });
+            let numeric = NumericColumn { name: "n".into(), from: None, transform: Transform::Log, indicator: true };
+            let categorical = ["a", "b"].map(|n| CategoricalColumn::single(n, encoding)).to_vec();
+            let schema = Schema { numeric: vec![numeric], categorical, ..Schema::default() };
+            let names = ["label", "n", "a", "b"].map(String::from).to_vec();
+            let na = if na { vec!["NA".to_string()] } else { vec![] };
+            let split = split.then_some((Split { shares: [0.7, 0.2, 0.1], by: SplitBy::Random { seed: 3 } }, Part::Train));
+            let o = PlanOptions { na: &na, split, ..PlanOptions::default() };
+            let plan = Plan::new(&schema, names, LabelLayout::Labelled, &o).unwrap();
+            let format = Delimited { delimiter: b'\t', quote: None, header: Some(false), criteo: false };
+            let p = Parser { format, plan, comment: vec![] };
+            let mut known = Interner::default();
+            for line in &lines {
+                line.split('\t').skip(2).filter(|v| !v.is_empty() && v.len() % 5 != 0).for_each(|v| {
+                    known.intern(v.as_bytes());
+                });
+            }
+            let columns = schema.categorical.iter();
+            let columns = columns.map(|c| ColumnEncoder::new(c, known.clone()).unwrap()).collect();
+            let encoder = FittedEncoder { schema, columns, rows: 1, positives: 0, weights: None };
+            let said = |problems: Problems| -> Vec<String> {
+                problems.iter().map(|(line, problem)| format!("{line}: {problem}")).collect()
+            };
+            let (mut batches, mut single) = (vec![], vec![]);
+            let mut sink = EncodingSink::new(&encoder, Rows::default());
+            p.parse_plain(text.as_bytes(), 0, 0, 1, stop, &mut sink, &mut batches);
+            let got = (sink.into_rows(), said(batches));
+            let mut sink = EncodingSink::new(&encoder, Rows::default());
+            p.parse_quoted(&mut text.clone().into_bytes(), 0, 0, 1, stop, &mut sink, &mut single);
+            prop_assert_eq!(&got, &(sink.into_rows(), said(single)));
+
+            let (mut batches, mut single) = (vec![], vec![]);
+            let (mut raw, mut raw_single) = (RawRows::default(), RawRows::default());
+            p.parse_plain(text.as_bytes(), 0, 0, 1, stop, &mut raw, &mut batches);
+            p.parse_quoted(&mut text.clone().into_bytes(), 0, 0, 1, stop, &mut raw_single, &mut single);
+            let bits = |raw: &RawRows| raw.numeric.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&raw), bits(&raw_single));
+            prop_assert_eq!((raw.labels, raw.lines), (raw_single.labels, raw_single.lines));
+            for (&(a, b), &(c, d)) in raw.fields.iter().zip(&raw_single.fields) {
+                prop_assert_eq!(&text[a as usize..b as usize], &text[c as usize..d as usize]);
+            }
+            prop_assert_eq!(raw.fields.len(), raw_single.fields.len());
         }
 
         #[test]

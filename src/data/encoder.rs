@@ -12,9 +12,10 @@ use crate::par::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::columns::{BATCH, log_of_small, place_of};
 use super::error::DataError;
 use super::plan::Sink;
-use super::rows::{ListIds, RawRows, Rows};
+use super::rows::{RawRows, Rows};
 use super::schema::{Encoding, Schema, Transform};
 use super::vocab::{ColumnEncoder, Counter, Interner, MISSING};
 
@@ -33,6 +34,8 @@ pub struct FittedEncoder {
     pub rows: u64,
     /// Those with label 1.
     pub positives: u64,
+    /// Sum of the weights of all rows, and of those with label 1, where rows have weights.
+    pub weights: Option<[f64; 2]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -41,6 +44,8 @@ struct Header {
     version: u32,
     rows: u64,
     positives: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    weights: Option<[f64; 2]>,
     schema: Schema,
 }
 
@@ -63,15 +68,20 @@ impl FittedEncoder {
         self.schema.owners().into_iter().map(|owner| self.columns[owner].table_rows()).collect()
     }
 
-    /// Click rate of the training rows, kept inside (0, 1) so that its log-odds are finite.
+    /// Click rate of the training rows by their weights, kept inside (0, 1) so that its log-odds are finite.
     pub fn click_rate(&self) -> f64 {
-        (self.positives as f64 + 0.5) / (self.rows as f64 + 1.0)
+        let rows = self.rows as f64;
+        let (all, positive) = match self.weights {
+            // as if each row weighed 1 on the mean
+            Some([all, positive]) if all > 0.0 => (rows, positive * (rows / all)),
+            _ => (rows, self.positives as f64),
+        };
+        (positive + 0.5) / (all + 1.0)
     }
 
     /// Rows, empty, of the width that this encoder makes.
     pub fn empty_rows(&self) -> Rows {
-        let lists = vec![ListIds::default(); self.schema.lists()];
-        Rows { lists, ..Rows::new(self.schema.features(), self.schema.singles()) }
+        Rows::default().cleared(self.schema.features(), self.schema.singles(), self.schema.lists())
     }
 
     /// An error unless this encoder was fitted for `schema` (fitted statistics aside).
@@ -100,6 +110,7 @@ impl FittedEncoder {
             version: VERSION,
             rows: self.rows,
             positives: self.positives,
+            weights: self.weights,
             schema: self.schema.clone(),
         };
         json_line(&mut out, &header)?;
@@ -162,7 +173,8 @@ impl FittedEncoder {
             return Err(lines.fail("the checksum does not match; the file is damaged, train again".into()));
         }
         lines.at_end()?;
-        Ok(FittedEncoder { schema: header.schema, columns, rows: header.rows, positives: header.positives })
+        let Header { schema, rows, positives, weights, .. } = header;
+        Ok(FittedEncoder { schema, columns, rows, positives, weights })
     }
 }
 
@@ -175,7 +187,7 @@ pub(crate) struct EncodingSink<'a> {
     numeric: Vec<(Transform, Option<usize>)>,
     /// Of each categorical column.
     columns: Vec<Place<'a>>,
-    /// Start of the row in `rows.numeric` and `rows.ids`, which may be longer than they will be.
+    /// Where the rows under construction begin in `rows.numeric` and `rows.ids`.
     at: (usize, usize),
     small: &'static [f32],
     was_cut: bool,
@@ -190,12 +202,9 @@ struct Place<'a> {
     most: usize,
 }
 
-/// Rows by which an [`EncodingSink`] grows.
-const GROWTH: usize = 1 << 10;
-
 impl<'a> EncodingSink<'a> {
-    /// No rows yet.
-    pub fn new(encoder: &'a FittedEncoder) -> Self {
+    /// No rows yet, in the memory of some that are done with.
+    pub fn new(encoder: &'a FittedEncoder, spare: Rows) -> Self {
         let schema = &encoder.schema;
         let mut indicator = schema.numeric.len();
         let numeric = schema.numeric.iter().map(|c| {
@@ -213,7 +222,7 @@ impl<'a> EncodingSink<'a> {
         EncodingSink {
             numeric: numeric.collect(),
             columns: columns.collect(),
-            rows: encoder.empty_rows(),
+            rows: spare.cleared(schema.features(), schema.singles(), schema.lists()),
             cut: 0,
             at: (0, 0),
             small: log_of_small(),
@@ -222,63 +231,72 @@ impl<'a> EncodingSink<'a> {
     }
 
     /// The rows, and in how many of them a list was cut.
-    pub fn into_rows(mut self) -> (Rows, u64) {
-        let n = self.rows.len();
-        self.rows.numeric.truncate(n * self.rows.features);
-        self.rows.ids.truncate(n * self.rows.columns);
+    pub fn into_rows(self) -> (Rows, u64) {
         (self.rows, self.cut)
     }
 }
 
 impl Sink for EncodingSink<'_> {
     fn expect(&mut self, rows: usize, _: (usize, usize)) {
-        let all = self.rows.len() + rows;
-        self.rows.numeric.resize(all * self.rows.features, 0.0);
-        self.rows.ids.resize(all * self.rows.columns, MISSING);
+        self.rows.numeric.reserve(rows * self.rows.features);
+        self.rows.ids.reserve(rows * self.rows.columns);
         self.rows.labels.reserve(rows);
     }
 
     #[inline(always)]
-    fn begin(&mut self, _: (usize, usize)) {
-        let (f, c) = (self.rows.features, self.rows.columns);
-        let row = self.rows.labels.len();
-        self.at = (row * f, row * c);
+    fn begin(&mut self, rows: usize, _: (usize, usize)) {
+        self.at = (self.rows.numeric.len(), self.rows.ids.len());
+        self.rows.numeric.resize(self.at.0 + rows * self.rows.features, 0.0);
+        self.rows.ids.resize(self.at.1 + rows * self.rows.columns, MISSING);
         self.was_cut = false;
-        if self.rows.numeric.len() < self.at.0 + f || self.rows.ids.len() < self.at.1 + c {
-            self.rows.numeric.resize(self.at.0 + GROWTH * f, 0.0);
-            self.rows.ids.resize(self.at.1 + GROWTH * c, MISSING);
-        }
     }
 
-    fn cancel(&mut self, _: (usize, usize)) {
-        // the next row begins at the same place; its numbers and indicators are written anew
+    fn cancel(&mut self, _: usize, _: (usize, usize)) {
+        self.rows.numeric.truncate(self.at.0);
+        self.rows.ids.truncate(self.at.1);
     }
 
     #[inline(always)]
-    fn number(&mut self, k: usize, value: f64) {
-        let (transform, indicator) = &self.numeric[k];
+    fn numbers(&mut self, k: usize, values: &[f64]) {
+        let (transform, indicator) = self.numeric[k];
+        let width = self.rows.features;
         let out = &mut self.rows.numeric[self.at.0..];
-        let feature = match transform {
-            Transform::Log => {
-                // the counts of a click log are small whole numbers; a logarithm costs more than the rest
-                let whole = value as i32; // NaN gives 0
-                match self.small.get(whole as usize) {
-                    Some(&log) if f64::from(whole) == value => log,
-                    _ => transform.apply(value),
-                }
+        if transform == Transform::Log {
+            let mut places = [0; BATCH];
+            for (place, value) in places.iter_mut().zip(values) {
+                *place = place_of(*value);
             }
-            _ => transform.apply(value),
-        };
-        out[k] = feature;
-        if let Some(i) = *indicator {
-            out[i] = f32::from(u8::from(value.is_nan()));
+            for ((row, place), value) in out.chunks_exact_mut(width).zip(places).zip(values) {
+                row[k] = match self.small.get(place as usize) {
+                    Some(log) => *log,
+                    None => transform.apply(*value),
+                };
+            }
+        } else {
+            for (row, value) in out.chunks_exact_mut(width).zip(values) {
+                row[k] = transform.apply(*value);
+            }
+        }
+        if let Some(i) = indicator {
+            for (row, value) in out.chunks_exact_mut(width).zip(values) {
+                row[i] = f32::from(u8::from(value.is_nan()));
+            }
         }
     }
 
     #[inline(always)]
-    fn single(&mut self, j: usize, (start, end): (u32, u32), text: &[u8]) {
+    fn singles(&mut self, j: usize, ranges: &[(u32, u32)], text: &[u8]) {
         let place = &self.columns[j];
-        self.rows.ids[self.at.1 + place.index] = place.encoder.id(&text[start as usize..end as usize]);
+        let out = &mut self.rows.ids[self.at.1..];
+        if let [(start, end)] = *ranges {
+            out[place.index] = place.encoder.id(&text[start as usize..end as usize]);
+            return;
+        }
+        let mut ids = [MISSING; BATCH];
+        place.encoder.ids(text, ranges, &mut ids);
+        for (row, id) in out.chunks_exact_mut(self.rows.columns).zip(ids) {
+            row[place.index] = id;
+        }
     }
 
     fn list(&mut self, j: usize, items: &[(u32, u32)], text: &[u8]) {
@@ -302,17 +320,13 @@ impl Sink for EncodingSink<'_> {
         self.cut += u64::from(self.was_cut);
     }
 
-    fn finish(&mut self, _: Vec<u8>) {}
+    fn finish(&mut self, text: Vec<u8>) -> Vec<u8> {
+        text
+    }
 
     fn rows(&self) -> usize {
         self.rows.len()
     }
-}
-
-/// [`Transform::Log`] of the whole numbers from 0.
-fn log_of_small() -> &'static [f32] {
-    static TABLE: std::sync::OnceLock<Vec<f32>> = std::sync::OnceLock::new();
-    TABLE.get_or_init(|| (0..4096).map(|v| Transform::Log.apply(f64::from(v))).collect())
 }
 
 fn json_line<T: Serialize + ?Sized>(out: &mut impl Write, value: &T) -> std::io::Result<()> {
@@ -408,6 +422,7 @@ pub struct Fitter {
     longest: Vec<u32>,
     rows: u64,
     positives: u64,
+    weights: [f64; 2],
 }
 
 impl Fitter {
@@ -421,6 +436,7 @@ impl Fitter {
             schema: schema.clone(),
             rows: 0,
             positives: 0,
+            weights: [0.0; 2],
         })
     }
 
@@ -429,6 +445,10 @@ impl Fitter {
         let (n, c) = (self.schema.numeric.len(), self.schema.categorical.len());
         self.rows += raw.len() as u64;
         self.positives += raw.labels.iter().filter(|&&l| l == 1).count() as u64;
+        for (&w, &label) in raw.weights.iter().zip(&raw.labels) {
+            self.weights[0] += f64::from(w);
+            self.weights[1] += if label == 1 { f64::from(w) } else { 0.0 };
+        }
         for (j, (moments, column)) in self.moments.iter_mut().zip(&self.schema.numeric).enumerate() {
             if matches!(column.transform, Transform::Standardize { .. }) {
                 let present = raw.numeric.iter().skip(j).step_by(n).filter(|v| !v.is_nan());
@@ -494,7 +514,8 @@ impl Fitter {
             ColumnEncoder::new(column, values)
         });
         let columns = columns.collect::<Result<Vec<_>, _>>()?;
-        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, schema })
+        let weights = schema.weight.is_some().then_some(self.weights);
+        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, weights, schema })
     }
 }
 
@@ -539,11 +560,11 @@ mod tests {
         assert_eq!(e.schema.numeric[0].transform, Transform::Standardize { mean: 3.0, std: 2.0 });
         assert_eq!((e.rows, e.positives, e.table_rows()), (3, 1, vec![4, 12]));
         let raw = raw(&[(7.0, ["é\n", ""], 1), (f64::NAN, ["?", "x"], 0)]);
-        let mut sink = EncodingSink::new(&e);
+        let mut sink = EncodingSink::new(&e, Rows::default());
         for row in 0..raw.len() {
-            sink.begin((1, 2));
-            sink.number(0, raw.numeric[row]);
-            (0..2).for_each(|j| sink.single(j, raw.fields[2 * row + j], &raw.text));
+            sink.begin(1, (1, 2));
+            sink.numbers(0, &[raw.numeric[row]]);
+            (0..2).for_each(|j| sink.singles(j, &[raw.fields[2 * row + j]], &raw.text));
             sink.end(raw.labels[row], None, None, 0);
         }
         let rows = sink.into_rows().0;

@@ -192,7 +192,7 @@ pub enum DataError {
         expected: String,
     },
     /// The file's columns are not the schema's, or its format is not what it was said to be.
-    #[error("{}:{line}: {problem}", Shown(.path))]
+    #[error("{}: {problem}", At(.path, *.line))]
     Columns {
         /// The file.
         path: PathBuf,
@@ -220,7 +220,7 @@ pub enum DataError {
         first: String,
     },
     /// A bad row.
-    #[error("{}:{line}: {problem}", Shown(.path))]
+    #[error("{}: {problem}", At(.path, *.line))]
     Row {
         /// The file.
         path: PathBuf,
@@ -312,6 +312,17 @@ impl fmt::Display for Shown<'_> {
             if c.is_control() { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
         }
         Ok(())
+    }
+}
+
+/// A line of a file; of standard input in words.
+struct At<'a>(&'a Path, u64);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stdin = self.0.as_os_str() == super::input::STDIN;
+        let line = if stdin { ", line " } else { ":" };
+        write!(f, "{}{line}{}", Shown(self.0), self.1)
     }
 }
 

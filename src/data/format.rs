@@ -189,12 +189,24 @@ fn is_criteo(head: &[u8]) -> bool {
     good * 2 > all
 }
 
-/// libsvm (`Some(false)`) or libffm (`Some(true)`): a number, then pairs or triples.
+/// libsvm (`Some(false)`) or libffm (`Some(true)`): a number, then pairs or triples; or, to be scored, pairs or
+/// triples of numbers alone.
 fn sparse(head: &[u8], o: &FormatOptions) -> Option<bool> {
     let (mut pairs, mut triples, mut all) = (0, 0, 0);
     for line in lines(head, o) {
         let Ok(line) = std::str::from_utf8(line) else { return None };
         let mut tokens = line.split_ascii_whitespace();
+        let numbers = |t: &str, n: usize| {
+            t.matches(':').count() == n
+                && t.rsplit(':').skip(1).all(|i| !i.is_empty() && i.bytes().all(|b| b.is_ascii_digit()))
+                && t.rsplit(':').next().is_some_and(|v| v.parse::<f64>().is_ok())
+        };
+        let alone = |n| {
+            let mut features = tokens.clone().filter(|t| !t.starts_with("qid:")).peekable();
+            features.peek().is_some() && features.all(|t| numbers(t, n))
+        };
+        pairs += usize::from(alone(1));
+        triples += usize::from(alone(2));
         let label = tokens.next().is_some_and(|t| t.parse::<f64>().is_ok());
         let rest: Vec<usize> = tokens.map(|t| t.matches(':').count()).collect();
         all += 1;
@@ -254,6 +266,9 @@ mod tests {
         assert_eq!(delimiter("196\t242\t3\n186\t302\t3\n"), b'\t');
         assert_eq!(auto("1 3:1 7:0.5\n0 2:1\n"), Ok(Format::Sparse { fields: false }));
         assert_eq!(auto("1 0:3:1 1:7:0.5\n0 0:2:1\n"), Ok(Format::Sparse { fields: true }));
+        assert_eq!(auto("3:1 7:0.5\nqid:1 2:1\n"), Ok(Format::Sparse { fields: false }));
+        assert_eq!(auto("0:3:1 1:7:0.5\n0:2:1\n"), Ok(Format::Sparse { fields: true }));
+        assert_eq!(delimiter("12:30,5\n12:45,7\n"), b',');
         assert_eq!(auto("PAR1...."), Ok(Format::Parquet));
         assert_eq!(auto("ARROW1\0\0"), Ok(Format::Arrow { stream: false }));
         assert!(auto("one word\nanother, here\nthird\n").unwrap_err().contains("set data.format"));

@@ -10,6 +10,9 @@ use super::format::FormatOptions;
 /// Bytes that formats are told from.
 pub const HEAD: usize = 1 << 16;
 
+/// What errors call standard input.
+pub(crate) const STDIN: &str = "standard input";
+
 /// One input.
 #[derive(Clone, Debug)]
 pub enum Place {
@@ -17,6 +20,8 @@ pub enum Place {
     File(PathBuf),
     /// Standard input, once.
     Stdin,
+    /// What standard input gave, in a file.
+    Spooled(PathBuf),
     /// Bytes under a name.
     Bytes(String, Arc<[u8]>),
 }
@@ -26,7 +31,7 @@ impl Place {
     pub fn name(&self) -> PathBuf {
         match self {
             Place::File(path) => path.clone(),
-            Place::Stdin => "standard input".into(),
+            Place::Stdin | Place::Spooled(_) => STDIN.into(),
             Place::Bytes(name, _) => name.into(),
         }
     }
@@ -34,8 +39,8 @@ impl Place {
     /// Opens it for reading from the start.
     fn raw(&self) -> Result<Box<dyn Read + Send>, DataError> {
         Ok(match self {
-            Place::File(path) => {
-                let file = std::fs::File::open(path).map_err(|e| DataError::io(path, "read", e))?;
+            Place::File(path) | Place::Spooled(path) => {
+                let file = std::fs::File::open(path).map_err(|e| DataError::io(&self.name(), "read", e))?;
                 if file.metadata().is_ok_and(|m| m.is_dir()) {
                     return Err(DataError::Directory { path: path.to_path_buf() });
                 }
@@ -67,8 +72,8 @@ impl Place {
     #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
     pub(crate) fn seekable(&self) -> Result<Seekable, DataError> {
         match self {
-            Place::File(path) => {
-                let file = std::fs::File::open(path).map_err(|e| DataError::io(path, "read", e))?;
+            Place::File(path) | Place::Spooled(path) => {
+                let file = std::fs::File::open(path).map_err(|e| DataError::io(&self.name(), "read", e))?;
                 Ok(Seekable::File(file))
             }
             Place::Bytes(_, bytes) => Ok(Seekable::Bytes(bytes.to_vec())),

@@ -39,9 +39,10 @@ impl Loader {
                 Order::Sequential => None,
                 Order::Shuffled { seed, epoch } => Some(permutation(n as u32, seed, epoch)),
             };
-            for start in (0..n).step_by(options.batch).skip(options.skip) {
-                let range = start..(start + options.batch).min(n);
-                let sent = out.send(|builder| match &order {
+            for start in (0..n).step_by(options.together()).skip(options.skip) {
+                let all = start..(start + options.together()).min(n);
+                let (total, range) = (all.len(), options.share(all));
+                let sent = out.send(total, |builder| match &order {
                     Some(order) => builder.gather(&data.rows, &order[range]),
                     None => builder.range(&data.rows, range),
                 });
@@ -68,16 +69,17 @@ impl Loader {
         Loader::start(builder, options, move |mut out| {
             let (blocks, read) = sync_channel::<Block>(0);
             std::thread::scope(|scope| {
-                let reader = scope.spawn(move || rows.blocks(&files, order, options.batch, &blocks));
+                let reader = scope.spawn(move || rows.blocks(&files, order, options.together(), &blocks));
                 let mut skip = options.skip;
                 'blocks: for block in &read {
-                    for start in (0..block.whole).step_by(options.batch) {
-                        let range = start..(start + options.batch).min(block.whole);
+                    for start in (0..block.whole).step_by(options.together()) {
+                        let all = start..(start + options.together()).min(block.whole);
                         if skip > 0 {
                             skip -= 1;
                             continue;
                         }
-                        let sent = out.send(|builder| match &block.order {
+                        let (total, range) = (all.len(), options.share(all));
+                        let sent = out.send(total, |builder| match &block.order {
                             Some(order) => builder.gather(&block.rows, &order[range]),
                             None => builder.range(&block.rows, range),
                         });
@@ -176,7 +178,10 @@ struct Stream {
     writer: Option<CacheWriter>,
     /// Rows for its next block.
     block: Rows,
+    /// Rows so far.
     count: u64,
+    /// The first so many have come from a cache before it proved damaged.
+    known: u64,
 }
 
 enum Input {
@@ -194,7 +199,7 @@ impl Stream {
                 (Input::Parsed(reader.into()), files.cache.as_ref().map(|c| c.write()))
             }
         };
-        Ok(Stream { input, writer, block: files.encoder.empty_rows(), count: 0 })
+        Ok(Stream { input, writer, block: files.encoder.empty_rows(), count: 0, known: 0 })
     }
 
     fn report(&self) -> SkipReport {
@@ -255,18 +260,29 @@ impl Stream {
 
     /// Appends more rows; `false` at the end.
     fn more(&mut self, files: &Files, rows: &mut Rows) -> Result<bool, DataError> {
-        let reader = match &mut self.input {
-            Input::Cached(reader) => return reader.next(rows),
-            Input::Parsed(reader) => reader,
-        };
         let before = rows.len();
+        if let Input::Cached(reader) = &mut self.input {
+            if let Some(more) = reader.next(rows) {
+                self.count += (rows.len() - before) as u64;
+                return Ok(more);
+            }
+            // the same rows in the same order, from the data, into a new cache
+            files.cache.iter().for_each(|c| c.damaged());
+            (self.known, self.count) = (self.count, 0);
+            self.input = Input::Parsed(files.source.open(&files.encoder.schema)?.into());
+            self.writer = files.cache.as_ref().map(|c| c.write());
+        }
+        let Input::Parsed(reader) = &mut self.input else { return Ok(false) };
         let more = reader.encode_more(&files.encoder, rows)?;
-        self.count += (rows.len() - before) as u64;
-        let Some(writer) = &mut self.writer else { return Ok(more) };
-        self.block.append(&rows.select(before..rows.len()));
-        if self.block.len() >= BLOCK_ROWS || !more {
-            writer.push(&self.block);
-            self.block = files.encoder.empty_rows();
+        let new = (rows.len() - before) as u64;
+        let known = self.known.saturating_sub(self.count).min(new) as usize;
+        self.count += new;
+        if let Some(writer) = &mut self.writer {
+            self.block.append(&rows.select(before..rows.len()));
+            if self.block.len() >= BLOCK_ROWS || !more {
+                writer.push(&self.block);
+                self.block = files.encoder.empty_rows();
+            }
         }
         if !more && let Some(writer) = self.writer.take() {
             let skipped = reader.skipped();
@@ -277,6 +293,9 @@ impl Stream {
                 first: skipped.first.clone(),
                 cut: skipped.cut,
             });
+        }
+        if known > 0 {
+            *rows = rows.select((0..before).chain(before + known..rows.len()));
         }
         Ok(more)
     }
@@ -291,9 +310,10 @@ struct Outlet {
 
 impl Outlet {
     /// Builds and sends a batch; `false` when nobody wants more.
-    fn send(&mut self, build: impl FnOnce(&mut BatchBuilder) -> Batch) -> bool {
+    fn send(&mut self, total: usize, build: impl FnOnce(&mut BatchBuilder) -> Batch) -> bool {
         self.returned.try_iter().for_each(|batch| self.builder.recycle(batch));
-        let batch = build(&mut self.builder);
+        let mut batch = build(&mut self.builder);
+        batch.total = total;
         self.batches.send(Ok(batch)).is_ok()
     }
 

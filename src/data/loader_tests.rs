@@ -213,13 +213,36 @@ fn a_bounded_shuffle_has_every_row_once_and_cached_rows_come_alike() {
     std::fs::write(&log.path, std::fs::read_to_string(&log.path).unwrap() + "bad\n").unwrap();
     let Cache::File(after) = folder() else { panic!() };
     assert_ne!(before, after);
-    // a damaged cache is named, not read
-    let mut bytes = std::fs::read(&before).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::write(&before, bytes).unwrap();
-    let cache = Cache::File(before);
-    let files = log.files(RowPolicy::Skip, 4_096, Some(cache));
-    let error = log.stream(&files, order, LoaderOptions::new(300)).find_map(Result::err).unwrap().to_string();
-    assert!(error.contains("the cache is damaged; delete this file"), "{error}");
+}
+
+/// A cache that is damaged, wherever and whenever that shows, costs a pass over the data and nothing else: the same
+/// rows, each once, and the cache is whole again.
+#[test]
+fn a_damaged_cache_is_made_anew() {
+    let log = Log::new(3 * BLOCK_ROWS, 5);
+    let dir = tempfile::tempdir().unwrap();
+    let files = log.files(RowPolicy::Skip, 4_096, None);
+    let cache = Cache::folder(dir.path(), &files.source, &log.encoder).unwrap();
+    let Cache::File(path) = &cache else { panic!() };
+    let files = log.files(RowPolicy::Skip, 4_096, Some(cache.clone()));
+    let rows = || {
+        let loader = log.stream(&files, Order::Shuffled { seed: 7, epoch: 2 }, LoaderOptions::new(300));
+        loader.map(|b| b.unwrap()).collect::<Vec<_>>()
+    };
+    let plain = rows();
+    let good = std::fs::read(path).unwrap();
+    let flipped = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let n = good.len();
+    // in the first block's length, its middle, a later block, the summary, the end; cut short; nothing at all
+    let damages = [3, n / 6, n / 2, 5 * n / 6, n - 30, n - 4].map(flipped);
+    for bytes in damages.into_iter().chain([good[..n / 2].to_vec(), vec![]]) {
+        std::fs::write(path, &bytes).unwrap();
+        assert!(rows() == plain, "the rows of {} bytes", bytes.len());
+        assert!(std::fs::read(path).unwrap() == good, "made anew");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no other file is left");
+    }
 }

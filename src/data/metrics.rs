@@ -148,6 +148,42 @@ impl MetricsAccumulator {
         }
     }
 
+    /// Everything collected, for another process.
+    pub fn to_words(&self) -> Vec<u64> {
+        let pair = |e: &(u32, f32)| u64::from(e.0) << 32 | u64::from(e.1.to_bits());
+        let mut w = vec![self.rows, u64::from(self.nan)];
+        w.extend([self.sum_ce, self.sum_p, self.sum_y, self.sum_w].map(f64::to_bits));
+        w.extend([self.positive.len(), self.negative.len()].map(|n| n as u64));
+        w.extend(self.positive.iter().chain(&self.negative).map(pair));
+        w.extend(self.grouped.iter().flat_map(|g| [g.0, pair(&(g.1, g.2)), u64::from(g.3)]));
+        w
+    }
+
+    /// The reverse.
+    ///
+    /// # Panics
+    /// If the words are not those of [`MetricsAccumulator::to_words`].
+    pub fn from_words(w: &[u64]) -> Self {
+        let pair = |x: &u64| ((x >> 32) as u32, f32::from_bits(*x as u32));
+        let (positives, negatives) = (w[6] as usize, w[7] as usize);
+        let (scores, grouped) = w[8..].split_at(positives + negatives);
+        let group = |g: &[u64]| {
+            let (key, weight) = pair(&g[1]);
+            (g[0], key, weight, g[2] == 1)
+        };
+        MetricsAccumulator {
+            rows: w[0],
+            nan: w[1] == 1,
+            sum_ce: f64::from_bits(w[2]),
+            sum_p: f64::from_bits(w[3]),
+            sum_y: f64::from_bits(w[4]),
+            sum_w: f64::from_bits(w[5]),
+            positive: scores[..positives].iter().map(pair).collect(),
+            negative: scores[positives..].iter().map(pair).collect(),
+            grouped: grouped.chunks_exact(3).map(group).collect(),
+        }
+    }
+
     /// Adds what `other` has collected.
     pub fn merge(&mut self, other: MetricsAccumulator) {
         self.rows += other.rows;

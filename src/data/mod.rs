@@ -6,12 +6,14 @@ pub mod blocks;
 pub mod cache;
 #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
 mod columnar;
+mod columns;
 pub mod criteo;
 mod delimited;
 pub mod encoder;
 pub mod error;
 pub mod feed;
 pub mod format;
+mod guess;
 pub mod input;
 pub mod label;
 #[cfg(not(target_arch = "wasm32"))]
@@ -19,6 +21,7 @@ pub mod loader;
 #[cfg(target_arch = "wasm32")]
 #[path = "loader_web.rs"]
 pub mod loader;
+mod marks;
 pub mod metrics;
 #[cfg(test)]
 mod mutation;

@@ -29,12 +29,27 @@ pub struct LoaderOptions {
     pub prefetch: usize,
     /// Batches to leave out at the start (a run that goes on in the middle of an epoch).
     pub skip: usize,
+    /// Which of how many ranks: each makes batches of its share of `ranks` times `batch` rows.
+    pub rank: usize,
+    /// See `rank`.
+    pub ranks: usize,
 }
 
 impl LoaderOptions {
     /// The usual: a few batches ahead, from the start.
     pub fn new(batch: usize) -> LoaderOptions {
-        LoaderOptions { batch, prefetch: 4, skip: 0 }
+        LoaderOptions { batch, prefetch: 4, skip: 0, rank: 0, ranks: 1 }
+    }
+
+    /// Rows of all ranks' batches together.
+    pub fn together(&self) -> usize {
+        self.batch * self.ranks
+    }
+
+    /// This rank's share of rows that all train on in one step: as even as can be, the last ones of an epoch too.
+    pub fn share(&self, of: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        let n = of.len();
+        of.start + n * self.rank / self.ranks..of.start + n * (self.rank + 1) / self.ranks
     }
 }
 

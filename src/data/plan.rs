@@ -2,6 +2,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::columns::{BATCH, Batch};
 use super::error::{RowProblem, quoted};
 use super::label::LabelRule;
 use super::rows::{RawRows, UNLABELLED};
@@ -36,6 +37,8 @@ pub(crate) struct Plan {
     pub label_name: String,
     rule: Option<LabelRule>,
     pub layout: LabelLayout,
+    /// Whether "0" and "1" are what they seem.
+    plain_labels: bool,
     /// Labels may be −1 for 0 (libsvm).
     signed: bool,
     weight: Option<usize>,
@@ -56,22 +59,22 @@ pub(crate) struct Plan {
 pub(crate) trait Sink {
     /// So many rows may come.
     fn expect(&mut self, rows: usize, width: (usize, usize));
-    /// A row of so many numeric and categorical columns begins.
-    fn begin(&mut self, width: (usize, usize));
-    /// It is no row after all; only numbers have been given.
-    fn cancel(&mut self, width: (usize, usize));
-    /// Numeric column `k`; NaN is missing.
-    fn number(&mut self, k: usize, value: f64);
-    /// Categorical column `j`; an empty range is missing.
-    fn single(&mut self, j: usize, range: (u32, u32), text: &[u8]);
-    /// List column `j`.
+    /// So many rows, at most [`BATCH`], of so many numeric and categorical columns begin.
+    fn begin(&mut self, rows: usize, width: (usize, usize));
+    /// They are no rows after all; only numbers have been given.
+    fn cancel(&mut self, rows: usize, width: (usize, usize));
+    /// Numeric column `k` of each of the rows; NaN is missing.
+    fn numbers(&mut self, k: usize, values: &[f64]);
+    /// Categorical column `j` of each of the rows; an empty range is missing.
+    fn singles(&mut self, j: usize, ranges: &[(u32, u32)], text: &[u8]);
+    /// List column `j` of the row, which is one.
     fn list(&mut self, j: usize, items: &[(u32, u32)], text: &[u8]);
     /// The next passed column.
     fn pass(&mut self, range: (u32, u32), text: &[u8]);
-    /// The row is whole.
+    /// The next of the rows is whole.
     fn end(&mut self, label: u8, weight: Option<f32>, group: Option<u64>, line: u64);
-    /// All rows of the block, whose bytes are `text`, have been given.
-    fn finish(&mut self, text: Vec<u8>);
+    /// All rows of the block, whose bytes are `text`, have been given; what is not kept of it comes back.
+    fn finish(&mut self, text: Vec<u8>) -> Vec<u8>;
     /// Rows so far.
     fn rows(&self) -> usize;
 }
@@ -85,31 +88,36 @@ impl Sink for RawRows {
     }
 
     #[inline]
-    fn begin(&mut self, (n, c): (usize, usize)) {
+    fn begin(&mut self, rows: usize, (n, c): (usize, usize)) {
         self.row = (self.numeric.len(), self.fields.len());
-        self.numeric.resize(self.numeric.len() + n, f64::NAN);
-        self.fields.resize(self.fields.len() + c, (0, 0));
+        self.width = (n, c);
+        self.numeric.resize(self.numeric.len() + rows * n, f64::NAN);
+        self.fields.resize(self.fields.len() + rows * c, (0, 0));
     }
 
-    fn cancel(&mut self, (n, c): (usize, usize)) {
-        self.numeric.truncate(self.numeric.len() - n);
-        self.fields.truncate(self.fields.len() - c);
-    }
-
-    #[inline(always)]
-    fn number(&mut self, k: usize, value: f64) {
-        self.numeric[self.row.0 + k] = value;
+    fn cancel(&mut self, rows: usize, (n, c): (usize, usize)) {
+        self.numeric.truncate(self.numeric.len() - rows * n);
+        self.fields.truncate(self.fields.len() - rows * c);
     }
 
     #[inline(always)]
-    fn single(&mut self, j: usize, range: (u32, u32), _: &[u8]) {
-        self.fields[self.row.1 + j] = range;
+    fn numbers(&mut self, k: usize, values: &[f64]) {
+        for (row, value) in self.numeric[self.row.0..].chunks_exact_mut(self.width.0).zip(values) {
+            row[k] = *value;
+        }
+    }
+
+    #[inline(always)]
+    fn singles(&mut self, j: usize, ranges: &[(u32, u32)], _: &[u8]) {
+        for (row, range) in self.fields[self.row.1..].chunks_exact_mut(self.width.1).zip(ranges) {
+            row[j] = *range;
+        }
     }
 
     fn list(&mut self, j: usize, items: &[(u32, u32)], text: &[u8]) {
         let begin = self.items.len() as u32;
         self.items.extend_from_slice(items);
-        self.single(j, (begin, self.items.len() as u32), text);
+        self.singles(j, &[(begin, self.items.len() as u32)], text);
     }
 
     fn pass(&mut self, range: (u32, u32), _: &[u8]) {
@@ -124,8 +132,8 @@ impl Sink for RawRows {
         self.lines.push(line);
     }
 
-    fn finish(&mut self, text: Vec<u8>) {
-        self.text = text;
+    fn finish(&mut self, text: Vec<u8>) -> Vec<u8> {
+        std::mem::replace(&mut self.text, text)
     }
 
     fn rows(&self) -> usize {
@@ -150,7 +158,7 @@ pub(crate) trait Fields {
     #[inline(always)]
     fn number(&self, i: usize, text: &[u8]) -> Option<f64> {
         let (start, end) = self.range(i);
-        parse_number_in(text, start as usize, end as usize)
+        parse_number(&text[start as usize..end as usize])
     }
 
     /// The values of field `i`, where the format has lists of its own.
@@ -227,6 +235,9 @@ impl Plan {
             label_name: schema.label.name.clone(),
             rule: schema.label.positive.clone(),
             layout,
+            plain_labels: layout == LabelLayout::Labelled
+                && schema.label.positive.is_none()
+                && o.na.is_empty(),
             signed: o.signed,
             weight: optional(schema.weight.as_deref())?,
             group: optional(schema.group.as_deref())?,
@@ -267,7 +278,16 @@ impl Plan {
     }
 
     /// The label of a field's text.
+    #[inline(always)]
     fn label_of(&self, field: &[u8]) -> Result<u8, RowProblem> {
+        match field {
+            [digit @ (b'0' | b'1')] if self.plain_labels => Ok(digit - b'0'),
+            _ => self.label_of_other(field),
+        }
+    }
+
+    #[inline(never)]
+    fn label_of_other(&self, field: &[u8]) -> Result<u8, RowProblem> {
         let missing = self.missing(field);
         if self.layout != LabelLayout::Labelled {
             return match missing {
@@ -290,7 +310,7 @@ impl Plan {
                 Some(positive) => Ok(u8::from(positive)),
                 None => bad(format!("what its rule \"{}\" can compare; correct the value", rule.text())),
             },
-            None => match field {
+            None => match if self.integer { field } else { field.trim_ascii() } {
                 b"0" => Ok(0),
                 b"1" => Ok(1),
                 b"-1" if self.signed => Ok(0),
@@ -299,6 +319,81 @@ impl Plan {
                 _ => bad("0 or 1; correct the value, or say in the schema which values are positive (positive = \">= 4\")".into()),
             },
         }
+    }
+
+    /// Whether rows are told apart by [`Plan::belongs`].
+    pub fn splits(&self) -> bool {
+        self.split.is_some()
+    }
+
+    /// Whether a row is of the part of the split that is read.
+    #[inline]
+    pub fn belongs(&self, text: &[u8], line: u64, fields: &impl Fields) -> Result<bool, RowProblem> {
+        let Some((split, part)) = &self.split else { return Ok(true) };
+        let key = self.key.map_or(&b""[..], |k| {
+            let (start, end) = fields.range(k);
+            &text[start as usize..end as usize]
+        });
+        split.part(self.file, line, key).map(|p| p == *part).ok_or_else(|| {
+            let column = self.key.map_or_else(String::new, |k| self.names[k].clone());
+            RowProblem::BadTime { column, value: quoted(key) }
+        })
+    }
+
+    /// Gives a batch of rows to `sink`, column by column; `false`, and the sink is as before, if that cannot be done:
+    /// then the rows must go through [`Plan::push`], which says what is wrong with which.
+    #[inline(always)]
+    pub fn push_batch<S: Sink>(&self, batch: &Batch<'_>, sink: &mut S) -> bool {
+        let (n, text) = (batch.len(), batch.text());
+        // a text that means "missing" may look like a number: not for numbers read at once
+        let numbers = |na: &Vec<u8>| !na.is_empty() && parse_number(na).is_some();
+        if !self.lists.is_empty() || self.na.iter().any(numbers) {
+            return false;
+        }
+        let mut labels = [UNLABELLED; BATCH];
+        let mut weights = [None; BATCH];
+        if let Some(i) = self.label {
+            for (row, label) in labels[..n].iter_mut().enumerate() {
+                match self.label_of(batch.field(row, i)) {
+                    Ok(l) => *label = l,
+                    Err(_) => return false,
+                }
+            }
+        }
+        if let Some(i) = self.weight {
+            for (row, weight) in weights[..n].iter_mut().enumerate() {
+                match parse_number(batch.field(row, i)) {
+                    Some(w) if w >= 0.0 => *weight = Some(w as f32),
+                    _ => return false,
+                }
+            }
+        }
+        sink.begin(n, self.width);
+        let mut values = [0.0; BATCH];
+        for &(i, k) in &self.numeric {
+            if !batch.numbers(i, &mut values, |field| self.missing(field)) {
+                sink.cancel(n, self.width);
+                return false;
+            }
+            sink.numbers(k, &values[..n]);
+        }
+        for &(i, j) in &self.single {
+            let mut ranges = batch.ranges(i);
+            if !self.na.is_empty() {
+                for range in &mut ranges[..n] {
+                    if self.missing(&text[range.0 as usize..range.1 as usize]) {
+                        *range = (0, 0);
+                    }
+                }
+            }
+            sink.singles(j, &ranges[..n], text);
+        }
+        for row in 0..n {
+            self.passed.iter().for_each(|&i| sink.pass(batch.range(row, i), text));
+            let group = self.group.map(|i| xxh3_64(batch.field(row, i)));
+            sink.end(labels[row], weights[row], group, batch.line(row));
+        }
+        true
     }
 
     /// Gives a row whose fields lie in `text` to `sink`; `false` if it belongs to another part of the split. On error,
@@ -311,27 +406,25 @@ impl Plan {
         fields: &impl Fields,
         sink: &mut S,
     ) -> Result<bool, RowProblem> {
+        if !self.belongs(text, line, fields)? {
+            return Ok(false);
+        }
         let field = |i: usize| {
             let (start, end) = fields.range(i);
             &text[start as usize..end as usize]
         };
-        if let Some((split, part)) = &self.split {
-            let key = self.key.map_or(&b""[..], field);
-            match split.part(self.file, line, key) {
-                Some(p) if p == *part => {}
-                Some(_) => return Ok(false),
-                None => {
-                    let column = self.key.map_or_else(String::new, |k| self.names[k].clone());
-                    return Err(RowProblem::BadTime { column, value: quoted(key) });
-                }
-            }
-        }
         let label = match self.label {
             Some(i) => self.label_of(field(i))?,
             None => UNLABELLED,
         };
+        let number = |i: usize| match fields.number(i, text) {
+            // a text that means "missing" may look like a number; a number of a columnar file has no text
+            Some(_) if self.na.iter().any(|n| !n.is_empty() && n == field(i)) => Some(f64::NAN),
+            None if !self.integer => spaced_number(field(i)),
+            other => other,
+        };
         let weight = match self.weight {
-            Some(i) => match fields.number(i, text) {
+            Some(i) => match number(i) {
                 Some(w) if w >= 0.0 => Some(w as f32),
                 _ => {
                     return Err(RowProblem::BadWeight {
@@ -342,13 +435,13 @@ impl Plan {
             },
             None => None,
         };
-        sink.begin(self.width);
+        sink.begin(1, self.width);
         for &(i, k) in &self.numeric {
-            match fields.number(i, text) {
-                Some(value) => sink.number(k, value),
-                None if self.missing(field(i)) => sink.number(k, f64::NAN),
+            match number(i) {
+                Some(value) => sink.numbers(k, &[value]),
+                None if self.missing(field(i)) => sink.numbers(k, &[f64::NAN]),
                 None => {
-                    sink.cancel(self.width);
+                    sink.cancel(1, self.width);
                     let (column, value) = (self.names[i].clone(), quoted(field(i)));
                     return Err(RowProblem::BadNumber { column, value, integer: self.integer });
                 }
@@ -356,12 +449,12 @@ impl Plan {
         }
         if self.na.is_empty() {
             for &(i, j) in &self.single {
-                sink.single(j, fields.range(i), text);
+                sink.singles(j, &[fields.range(i)], text);
             }
         } else {
             for &(i, j) in &self.single {
                 let range = if self.missing(field(i)) { (0, 0) } else { fields.range(i) };
-                sink.single(j, range, text);
+                sink.singles(j, &[range], text);
             }
         }
         for &(i, j, separator) in &self.lists {
@@ -411,28 +504,11 @@ pub(crate) fn listed(names: &[String]) -> String {
     }
 }
 
-/// The number in `text[start..end]`, as [`parse_number`] reads it.
-#[inline(always)]
-fn parse_number_in(text: &[u8], start: usize, end: usize) -> Option<f64> {
-    let length = end - start;
-    // Up to eight digits at once, whatever their number: most numbers of a log, whose lengths no processor foresees.
-    if (1..=8).contains(&length)
-        && end >= 8
-        && let Ok(eight) = <[u8; 8]>::try_from(&text[end - 8..end])
-    {
-        let zeros = 0x3030_3030_3030_3030u64;
-        let keep = u64::MAX << (64 - 8 * length);
-        let v = (u64::from_le_bytes(eight) & keep) | (zeros & !keep);
-        let digits = (v & 0xf0f0_f0f0_f0f0_f0f0)
-            | ((v.wrapping_add(0x0606_0606_0606_0606) & 0xf0f0_f0f0_f0f0_f0f0) >> 4);
-        if digits == 0x3333_3333_3333_3333 {
-            let v = ((v & 0x0f0f_0f0f_0f0f_0f0f).wrapping_mul(2561) >> 8) & 0x00ff_00ff_00ff_00ff;
-            let v = (v.wrapping_mul(6_553_601) >> 16) & 0x0000_ffff_0000_ffff;
-            let v = v.wrapping_mul(42_949_672_960_001) >> 32;
-            return Some(v as i64 as f64);
-        }
-    }
-    parse_number(&text[start..end])
+/// A number with spaces round it; spaces alone are none.
+#[cold]
+pub(crate) fn spaced_number(field: &[u8]) -> Option<f64> {
+    let inner = field.trim_ascii();
+    if inner.is_empty() { None } else { parse_number(inner) }
 }
 
 /// A finite decimal number of float32's range; NaN for the empty field.
@@ -472,16 +548,6 @@ pub(crate) fn parse_number(field: &[u8]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    proptest::proptest! {
-        #[test]
-        fn eight_digits_at_once_are_the_same_number(before in "[0-9\t]{0,9}", field in "-?[0-9]{0,10}|[0-9/:;a-]{0,9}") {
-            let text = format!("{before}{field}");
-            let got = parse_number_in(text.as_bytes(), before.len(), text.len());
-            let want = parse_number(field.as_bytes());
-            proptest::prop_assert_eq!(got.map(f64::to_bits), want.map(f64::to_bits));
-        }
-    }
-
     #[test]
     fn numbers_are_read_exactly() {
         for (text, want) in [
@@ -499,6 +565,11 @@ mod tests {
         assert!(parse_number(b"").unwrap().is_nan());
         for bad in ["4e38", "nan", "inf", "-", "1x", " 1", "0x10"] {
             assert_eq!(parse_number(bad.as_bytes()), None, "{bad}");
+        }
+        assert_eq!(spaced_number(b" 7 "), Some(7.0));
+        assert_eq!(spaced_number(b"-2.5\t"), Some(-2.5));
+        for bad in ["", " ", "1 2", "- 1", " x"] {
+            assert_eq!(spaced_number(bad.as_bytes()), None, "{bad}");
         }
     }
 }

@@ -129,6 +129,8 @@ pub struct Reader {
     rows: u64,
     skipped: SkipReport,
     expected: String,
+    /// Of [`Reader::encode_more`], for their memory.
+    chunks: Vec<(Rows, u64)>,
 }
 
 impl std::fmt::Debug for Reader {
@@ -158,6 +160,7 @@ impl Reader {
             rows: 0,
             skipped: SkipReport::default(),
             expected: String::new(),
+            chunks: vec![],
         };
         // so that a missing file is an error before anything else is done
         reader.advance()?;
@@ -203,14 +206,17 @@ impl Reader {
             Format::Delimited(d) => self.open_delimited(&path, &head, reader, d)?,
             Format::Sparse { fields } => {
                 let o = PlanOptions { signed: true, ..self.plan_options() };
-                let plan =
-                    Plan::new(&self.schema, SparseParser::names(&self.schema), LabelLayout::Labelled, &o);
+                let layout = match self.source.read.labels {
+                    Labels::Optional if super::sparse::unlabelled(&head) => LabelLayout::Absent,
+                    _ => LabelLayout::Labelled,
+                };
+                let plan = Plan::new(&self.schema, SparseParser::names(&self.schema), layout, &o);
                 let plan = plan.map_err(fail)?;
                 let blocks = BlockReader::new(&path, reader, self.source.block);
                 let blocks = blocks.records(super::blocks::LONGEST_RECORD, None);
                 self.expected = "lines of a label and index:value pairs".into();
                 let parse = Parse::Sparse(Arc::new(SparseParser::new(plan, &self.schema, fields)));
-                (true, Open::Text { blocks, parse, start: None })
+                (layout == LabelLayout::Labelled, Open::Text { blocks, parse, start: None })
             }
             #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
             Format::Parquet | Format::Arrow { .. } => {
@@ -351,14 +357,22 @@ impl Reader {
         self.next_of(RawRows::default, map)
     }
 
-    /// The same, encoded on the way.
-    pub fn next_encoded(&mut self, encoder: &FittedEncoder) -> Result<Option<Vec<(Rows, u64)>>, DataError> {
-        self.next_of(|| EncodingSink::new(encoder), EncodingSink::into_rows)
+    /// The next chunks of rows in file order, encoded on the way, each with the number of rows that have a list cut;
+    /// `false` at the end. They take the place of those in `chunks`, whose memory is used again.
+    pub fn next_encoded(
+        &mut self,
+        encoder: &FittedEncoder,
+        chunks: &mut Vec<(Rows, u64)>,
+    ) -> Result<bool, DataError> {
+        let sink = || EncodingSink::new(encoder, chunks.pop().map_or_else(Rows::default, |c| c.0));
+        let Some(next) = self.next_of(sink, EncodingSink::into_rows)? else { return Ok(false) };
+        *chunks = next;
+        Ok(true)
     }
 
-    fn next_of<S: Sink, T: Send>(
+    fn next_of<S: Sink + Send, T: Send>(
         &mut self,
-        sink: impl Fn() -> S + Sync,
+        mut sink: impl FnMut() -> S,
         map: impl Fn(S) -> T + Sync,
     ) -> Result<Option<Vec<T>>, DataError> {
         loop {
@@ -372,32 +386,37 @@ impl Reader {
             let stop = self.source.read.policy == RowPolicy::Error;
             let parsed: Vec<(u64, Problems, T)> = match open {
                 Open::Text { blocks, parse, start } => {
-                    let mut group: Vec<(Block, usize, u64)> = Vec::new();
+                    let mut group: Vec<(Block, usize, u64, S)> = Vec::new();
                     while group.len() < current_num_threads() {
                         let Some(block) = blocks.next_block()? else { break };
                         let first = block.first_line;
                         let (from, line) = start.take().unwrap_or((0, first));
-                        group.push((block, from, line));
+                        group.push((block, from, line, sink()));
                     }
                     let parse = &*parse;
-                    let one = |(block, from, line): (Block, usize, u64)| {
-                        let (rows, problems) = match parse {
-                            Parse::Delimited(p) => p.parse(block, from, line, stop, sink()),
-                            Parse::Sparse(p) => p.parse(block, stop, sink()),
+                    let one = |(block, from, line, sink): (Block, usize, u64, S)| {
+                        let (rows, problems, text) = match parse {
+                            Parse::Delimited(p) => p.parse(block, from, line, stop, sink),
+                            Parse::Sparse(p) => p.parse(block, stop, sink),
                         };
-                        (rows.rows() as u64, problems, map(rows))
+                        (rows.rows() as u64, problems, map(rows), text)
                     };
-                    group.into_par_iter().map(one).collect()
+                    let parsed: Vec<_> = group.into_par_iter().map(one).collect();
+                    let mut give_back = |(rows, problems, chunk, text)| {
+                        blocks.recycle(text);
+                        (rows, problems, chunk)
+                    };
+                    parsed.into_iter().map(&mut give_back).collect()
                 }
                 #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
                 Open::Columnar { file, plan, kind } => {
                     let mut group = Vec::new();
                     while group.len() < current_num_threads() {
                         let Some(batch) = file.next_batch(&path, kind)? else { break };
-                        group.push(batch);
+                        group.push((batch, sink()));
                     }
-                    let one = |(batch, before)| {
-                        let (rows, problems) = rows_of(&batch, before, plan, stop, sink())?;
+                    let one = |((batch, before), sink)| {
+                        let (rows, problems) = rows_of::<S>(&batch, before, plan, stop, sink)?;
                         Ok((rows.rows() as u64, problems, map(rows)))
                     };
                     let parsed: Result<Vec<_>, (String, String)> = group.into_par_iter().map(one).collect();
@@ -442,11 +461,15 @@ impl Reader {
 
     /// Encodes the next chunks and appends them; `false` at the end.
     pub fn encode_more(&mut self, encoder: &FittedEncoder, rows: &mut Rows) -> Result<bool, DataError> {
-        let Some(chunks) = self.next_encoded(encoder)? else { return Ok(false) };
-        for (chunk, cut) in &chunks {
-            rows.append(chunk);
-            self.skipped.cut += cut;
+        let mut chunks = std::mem::take(&mut self.chunks);
+        let more = self.next_encoded(encoder, &mut chunks)?;
+        if more {
+            for (chunk, cut) in &chunks {
+                rows.append(chunk);
+                self.skipped.cut += cut;
+            }
         }
+        self.chunks = chunks;
         if rows.len() > u32::MAX as usize {
             return Err(DataError::TooMany {
                 what: format!("rows of {}", self.source.name()),
@@ -455,7 +478,7 @@ impl Reader {
                 remedy: "split the file",
             });
         }
-        Ok(true)
+        Ok(more)
     }
 
     fn at_end(&self) -> Result<(), DataError> {

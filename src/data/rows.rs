@@ -27,8 +27,10 @@ pub struct RawRows {
     pub passed: Vec<(u32, u32)>,
     /// `[rows]`, line in the file, from 1; in a columnar file the row.
     pub lines: Vec<u64>,
-    /// Where the row under construction begins in `numeric` and `fields`.
+    /// Where the rows under construction begin in `numeric` and `fields`.
     pub(crate) row: (usize, usize),
+    /// Their numeric and categorical columns.
+    pub(crate) width: (usize, usize),
 }
 
 impl RawRows {
@@ -128,6 +130,23 @@ impl Rows {
     /// No rows of the given width.
     pub fn new(features: usize, columns: usize) -> Rows {
         Rows { features, columns, ..Rows::default() }
+    }
+
+    /// No rows of the given widths, in the memory of these.
+    pub(crate) fn cleared(mut self, features: usize, columns: usize, lists: usize) -> Rows {
+        (self.features, self.columns) = (features, columns);
+        self.lists.resize(lists, ListIds::default());
+        for list in &mut self.lists {
+            list.ends.clear();
+            list.ids.clear();
+        }
+        self.numeric.clear();
+        self.ids.clear();
+        self.labels.clear();
+        self.weights.clear();
+        self.groups.clear();
+        self.passed.clear();
+        self
     }
 
     /// Number of rows.

@@ -17,11 +17,23 @@ use std::collections::HashMap;
 use super::blocks::Block;
 use super::delimited::Problems;
 use super::error::{RowProblem, quoted};
-use super::plan::{Plan, Ranges, Sink, Uses};
+use super::plan::{LabelLayout, Plan, Ranges, Sink, Uses};
 use super::schema::Schema;
 
 /// The list column of a libsvm line's indices.
 pub const FEATURES: &str = "features";
+
+/// Whether most lines of a file that starts with `head` begin with a feature: they have no label.
+pub(crate) fn unlabelled(head: &[u8]) -> bool {
+    let lines = head.split(|&b| b == b'\n').filter(|l| !l.trim_ascii().is_empty() && !l.starts_with(b"#"));
+    let first = |l: &[u8]| l.trim_ascii_start().split(|b| b.is_ascii_whitespace()).next().map(<[u8]>::to_vec);
+    let (mut all, mut without) = (0, 0);
+    for token in lines.take(200).filter_map(first) {
+        all += 1;
+        without += usize::from(token.contains(&b':'));
+    }
+    without * 2 > all
+}
 
 /// What parsing a block needs.
 #[derive(Clone, Debug)]
@@ -55,7 +67,7 @@ impl SparseParser {
     }
 
     /// Parses a block; with `stop`, up to its first bad row.
-    pub fn parse<S: Sink>(&self, block: Block, stop: bool, mut rows: S) -> (S, Problems) {
+    pub fn parse<S: Sink>(&self, block: Block, stop: bool, mut rows: S) -> (S, Problems, Vec<u8>) {
         let mut problems = vec![];
         let mut text = block.text;
         let length = text.len();
@@ -84,8 +96,8 @@ impl SparseParser {
             }
             (at, line) = (end + 1, line + 1);
         }
-        rows.finish(text);
-        (rows, problems)
+        let text = rows.finish(text);
+        (rows, problems, text)
     }
 
     /// Whether the first `#` of a line begins a comment: at its start or behind a space.
@@ -106,7 +118,10 @@ impl SparseParser {
         let mut ranges = vec![(0u32, 0u32); self.plan.names.len()];
         lists.iter_mut().for_each(Vec::clear);
         let mut at = start;
-        let mut token = 0;
+        // without labels the first token is number 1 all the same
+        let labelled = self.plan.layout == LabelLayout::Labelled;
+        let mut token = usize::from(!labelled);
+        let column = || self.plan.label_name.clone();
         let bad = |token: usize, value: &[u8], expected: String| {
             Err(RowProblem::BadToken { token, value: quoted(value), expected })
         };
@@ -119,11 +134,7 @@ impl SparseParser {
             let whole = &text[at..stop];
             if token == 0 {
                 if whole.contains(&b':') {
-                    return bad(
-                        0,
-                        whole,
-                        "a label; give every line one, 0 for a line that is only scored".into(),
-                    );
+                    return Err(RowProblem::NoLabel { column: column() });
                 }
                 ranges[0] = (at as u32, stop as u32);
             } else {
@@ -133,6 +144,10 @@ impl SparseParser {
                 let (name, value) = match (self.fields, &colons[..]) {
                     (_, &[a]) if !self.fields || &text[at..a] == b"qid" => ((at, a), (a + 1, stop)),
                     (true, &[a, b]) => ((at, a), (b + 1, stop)),
+                    (_, []) if !labelled && token == 1 => {
+                        let (found, most) = ("has a label", "most rows of the file have none");
+                        return Err(RowProblem::MixedLabels { column: column(), found, most });
+                    }
                     _ => {
                         let form = if self.fields { "field:index:value" } else { "index:value" };
                         return bad(token, whole, format!("{form}; correct the token"));
@@ -221,7 +236,6 @@ impl SparseParser {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::plan::LabelLayout;
     use crate::data::rows::RawRows;
     use crate::data::schema::{CategoricalColumn, Encoding, ListOptions, NumericColumn, Pooling, Transform};
 
@@ -249,10 +263,15 @@ mod tests {
     }
 
     fn parse(s: &Schema, fields: bool, text: &str) -> (RawRows, Problems) {
+        parse_as(LabelLayout::Labelled, s, fields, text)
+    }
+
+    fn parse_as(layout: LabelLayout, s: &Schema, fields: bool, text: &str) -> (RawRows, Problems) {
         let o = crate::data::plan::PlanOptions { signed: true, ..Default::default() };
-        let plan = Plan::new(s, SparseParser::names(s), LabelLayout::Labelled, &o).unwrap();
+        let plan = Plan::new(s, SparseParser::names(s), layout, &o).unwrap();
         let block = Block { text: text.into(), offset: 0, first_line: 1 };
-        SparseParser::new(plan, s, fields).parse(block, false, RawRows::default())
+        let (rows, problems, _) = SparseParser::new(plan, s, fields).parse(block, false, RawRows::default());
+        (rows, problems)
     }
 
     #[test]
@@ -275,13 +294,35 @@ mod tests {
             "1: token 1: \"7\" is not index:value",
             "2: token 1",
             "3: column label",
-            "4: token 0",
+            "4: column label: no label",
             "5: token 1: \"7:0.5\" is not of value 1",
             "6: token 1",
         ]) {
             assert!(t.starts_with(want), "{t} / {want}");
         }
         assert_eq!(text.len(), 6);
+    }
+
+    /// The same lines without their labels give the same values, positions included.
+    #[test]
+    fn lines_without_labels_are_features_alone() {
+        let s = schema(&["3"], &["#1"], &["features"]);
+        let labelled = "1 7:1 9:1\n-1 8:1 # note\n\n+1 3:1 10:1\n";
+        let bare = "7:1 9:1\n8:1 # note\n\n3:1 10:1\n";
+        assert!(unlabelled(bare.as_bytes()) && !unlabelled(labelled.as_bytes()));
+        let (want, _) = parse(&s, false, labelled);
+        let (rows, problems) = parse_as(LabelLayout::Absent, &s, false, bare);
+        assert!(problems.is_empty(), "{problems:?}");
+        let values = |rows: &RawRows| {
+            let list = |r: usize| rows.list(2 * r + 1).map(<[u8]>::to_vec).collect::<Vec<_>>();
+            let row = |r: usize| (rows.numeric[r].to_bits(), rows.field(2 * r).to_vec(), list(r));
+            (0..rows.len()).map(row).collect::<Vec<_>>()
+        };
+        assert_eq!(values(&rows), values(&want));
+        let (_, problems) = parse_as(LabelLayout::Absent, &s, false, "7:1\n1 7:1\n7:1 9\n");
+        let text: Vec<String> = problems.iter().map(|(l, p)| format!("{l}: {p}")).collect();
+        assert!(text[0].starts_with("2: column label: has a label, but most rows"), "{text:?}");
+        assert!(text[1].starts_with("3: token 2: \"9\" is not index:value"), "{text:?}");
     }
 
     #[test]

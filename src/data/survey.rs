@@ -7,7 +7,8 @@ use serde::Serialize;
 use super::delimited::sample;
 use super::error::DataError;
 use super::format::{Format, resolve};
-use super::plan::parse_number;
+use super::guess::{guess_label, looks_like_header};
+use super::plan::{parse_number, spaced_number};
 use super::reader::{Labels, ReadOptions, RowPolicy, Source};
 use super::schema::{CategoricalColumn, Encoding, ListOptions, Pooling, Schema};
 use super::split::time_of;
@@ -50,11 +51,14 @@ pub struct ColumnSurvey {
     /// Whether its cells are lists.
     pub lists: bool,
     #[serde(skip)]
-    values: Interner,
+    pub(super) values: Interner,
+    /// Rows of each of them.
     #[serde(skip)]
-    longest: usize,
+    pub(super) counts: Vec<u32>,
     #[serde(skip)]
-    shortest: usize,
+    pub(super) longest: usize,
+    #[serde(skip)]
+    pub(super) shortest: usize,
 }
 
 /// What was seen in files.
@@ -179,7 +183,9 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         Some(name) => Some(name.to_string()),
         None => guess_label(&columns),
     };
-    columns.iter_mut().for_each(|c| c.guess());
+    // Criteo's columns have names, though not in the file
+    let named = header || matches!(&shape, Format::Delimited(d) if d.criteo);
+    columns.iter_mut().for_each(|c| c.guess(named));
     let mut survey = Survey {
         format: shape.describe(),
         header,
@@ -214,44 +220,6 @@ fn all_text(names: &[String], lists: &[bool]) -> Schema {
     }
 }
 
-/// Names are no numbers, differ, and some column of numbers has a name that is none.
-fn looks_like_header(first: &[Vec<u8>], rest: &[&[Vec<u8>]]) -> bool {
-    let number = |v: &Vec<u8>| !v.is_empty() && parse_number(v).is_some();
-    let mut seen = std::collections::HashSet::new();
-    if first.iter().any(|v| v.is_empty() || number(v) || !seen.insert(v)) {
-        return false;
-    }
-    (0..first.len()).any(|j| {
-        let present = rest.iter().filter_map(|r| r.get(j)).filter(|v| !v.is_empty());
-        let (numbers, all) = present.fold((0, 0), |(n, all), v| (n + usize::from(number(v)), all + 1));
-        all > 0 && numbers == all
-    })
-}
-
-/// The column that is most likely to be predicted: 0 and 1, by its name first.
-fn guess_label(columns: &[ColumnSurvey]) -> Option<String> {
-    const NAMES: [&str; 12] = [
-        "label",
-        "click",
-        "clicked",
-        "is_click",
-        "target",
-        "y",
-        "conversion",
-        "converted",
-        "purchase",
-        "outcome",
-        "class",
-        "like",
-    ];
-    let binary = |c: &&ColumnSurvey| {
-        c.missing == 0 && c.distinct == 2 && (0..2).all(|i| matches!(c.values.value(i), b"0" | b"1"))
-    };
-    let named = NAMES.iter().find_map(|n| columns.iter().find(|c| c.name.eq_ignore_ascii_case(n)));
-    let first = columns.iter().find(binary);
-    named.or(first).map(|c| c.name.clone())
-}
-
 impl ColumnSurvey {
     fn push_list<'a>(&mut self, items: impl ExactSizeIterator<Item = &'a [u8]>) {
         let (rows, missing) = (self.rows + 1, self.missing + u64::from(items.len() == 0));
@@ -267,7 +235,7 @@ impl ColumnSurvey {
         }
         self.longest = self.longest.max(value.len());
         self.shortest = self.shortest.min(value.len());
-        let number = parse_number(value);
+        let number = parse_number(value).or_else(|| spaced_number(value));
         if let Some(v) = number {
             self.numbers += 1;
             self.whole += u64::from(v.fract() == 0.0 && !value.contains(&b'.'));
@@ -283,66 +251,16 @@ impl ColumnSurvey {
             self.separated += u64::from(self.separator.is_none_or(|known| known == s));
             self.separator.get_or_insert(s);
         }
-        if self.values.len() < MOST_DISTINCT && self.values.get(value).is_none() {
+        if let Some(i) = self.values.get(value) {
+            self.counts[i as usize] = self.counts[i as usize].saturating_add(1);
+        } else if self.values.len() < MOST_DISTINCT {
             self.values.intern(value);
+            self.counts.push(1);
             self.distinct = self.values.len();
             if self.examples.len() < 4 {
                 self.examples.push(super::error::quoted(value).trim_matches('"').to_string());
             }
         }
-    }
-
-    /// Kind and warnings.
-    fn guess(&mut self) {
-        let present = self.rows - self.missing;
-        let name = self.name.to_ascii_lowercase();
-        let id_name = name == "id" || name.ends_with("id") || name.ends_with("_code") || name.contains("zip");
-        self.kind = if self.lists {
-            "list"
-        } else if self.distinct <= 1 {
-            self.warnings.push(match self.distinct {
-                0 => "always missing".into(),
-                _ => "the same value in every row".into(),
-            });
-            "ignore"
-        } else if self.dates == present {
-            self.warnings.push("dates; for --split-by time".into());
-            "ignore"
-        } else if self.numbers == present && self.whole < present {
-            "numeric"
-        } else if self.whole == present {
-            let [low, high] = self.range.unwrap_or([0.0, 0.0]);
-            let codes = self.shortest == self.longest && self.longest >= 4;
-            let huge = high.max(-low) > f64::from(1u32 << 31);
-            if id_name || codes || huge {
-                if self.distinct as f64 > 0.9 * present as f64 && self.distinct > 100 {
-                    self.warnings.push("nearly every row has its own value: the id of a row?".into());
-                    "ignore"
-                } else {
-                    self.warnings.push("numbers that look like ids".into());
-                    "categorical"
-                }
-            } else if self.distinct <= 20 && low >= 0.0 {
-                "categorical"
-            } else {
-                "numeric"
-            }
-        } else if self.separated * 4 > present && self.separator.is_some() {
-            "list"
-        } else if self.distinct as f64 > 0.9 * present as f64 && self.distinct > 100 {
-            self.warnings.push("nearly every row has its own text: the id of a row, or free text?".into());
-            "ignore"
-        } else {
-            if self.numbers * 2 > present {
-                let odd =
-                    (0..self.values.len()).map(|i| self.values.value(i)).find(|v| parse_number(v).is_none());
-                let odd = odd.map_or(String::new(), super::error::quoted);
-                self.warnings.push(format!(
-                    "mostly numbers, but also {odd}; if that means missing: data.na = [{odd}]"
-                ));
-            }
-            "categorical"
-        };
     }
 }
 

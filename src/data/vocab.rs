@@ -3,6 +3,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::columns::{BATCH, word_before};
 use super::error::DataError;
 use super::schema::{CategoricalColumn, Encoding};
 
@@ -41,26 +42,17 @@ const LONG: u32 = u32::MAX;
 /// What a value is found by: key and length as in [`Slot`].
 #[inline(always)]
 fn key_of(value: &[u8]) -> (u64, u32) {
-    // what Criteo's log has
-    if let Ok(eight) = <[u8; 8]>::try_from(value) {
-        return (u64::from_le_bytes(eight), 8);
+    match value.len() {
+        n @ ..=8 => (word_before(value, n).unbounded_shr(64 - 8 * n as u32), n as u32),
+        _ => (xxh3_64(value), LONG),
     }
-    let at = |i: usize| u64::from(u32::from_le_bytes([value[i], value[i + 1], value[i + 2], value[i + 3]]));
-    let key = match value.len() {
-        0 => 0,
-        n @ 1..4 => u64::from(value[0]) | u64::from(value[n / 2]) << 8 | u64::from(value[n - 1]) << 16,
-        // two overlapping halves
-        n @ 4..9 => at(0) | at(n - 4) << 32,
-        _ => return (xxh3_64(value), LONG),
-    };
-    (key, value.len() as u32)
 }
 
-/// Where a key's search starts: both halves of a product, so that every bit of the key counts.
-#[inline]
-fn spread(key: u64, length: u32) -> usize {
-    let m = u128::from(key ^ 0x9e37_79b9_7f4a_7c15 ^ u64::from(length)) * 0xd6e8_feb8_6659_fd93;
-    (m as u64 ^ (m >> 64) as u64) as usize
+/// Where a key's search starts in 2^`bits` slots: the top of a product hangs on every bit of the key.
+#[inline(always)]
+fn spread(key: u64, length: u32, bits: u32) -> usize {
+    let product = (key ^ u64::from(length)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product.unbounded_shr(64 - bits) as usize
 }
 
 impl Interner {
@@ -117,7 +109,7 @@ impl Interner {
     #[inline(always)]
     fn find(&self, value: &[u8], key: u64, length: u32) -> usize {
         let mask = self.slots.len() - 1;
-        let mut at = spread(key, length) & mask;
+        let mut at = spread(key, length, self.slots.len().trailing_zeros());
         loop {
             let slot = self.slots[at];
             let same = slot.key == key && slot.length == length;
@@ -129,14 +121,30 @@ impl Interner {
     }
 
     fn grow(&mut self) {
-        let size = (self.slots.len() * 2).max(16);
-        let old = std::mem::replace(&mut self.slots, vec![Slot::default(); size]);
-        for slot in old.into_iter().filter(|s| s.entry != 0) {
-            let mut at = spread(slot.key, slot.length) & (size - 1);
+        self.spread_over((self.slots.len() * 2).max(16));
+    }
+
+    /// Puts the values into a new table of `size` slots, the first ones first.
+    fn spread_over(&mut self, size: usize) {
+        let mut old = std::mem::take(&mut self.slots);
+        old.retain(|s| s.entry != 0);
+        old.sort_unstable_by_key(|s| s.entry);
+        self.slots = vec![Slot::default(); size];
+        let (mask, bits) = (size - 1, size.trailing_zeros());
+        for slot in old {
+            let mut at = spread(slot.key, slot.length, bits);
             while self.slots[at].entry != 0 {
-                at = (at + 1) & (size - 1);
+                at = (at + 1) & mask;
             }
             self.slots[at] = slot;
+        }
+    }
+
+    /// Makes lookups faster when no value is to come: at most half of the table is full, and the first values, in a
+    /// vocabulary the frequent ones, are where their search begins.
+    fn settle(&mut self) {
+        if !self.is_empty() {
+            self.spread_over((2 * self.len()).next_power_of_two());
         }
     }
 }
@@ -194,8 +202,8 @@ pub enum ColumnEncoder {
         prefix: Box<[u8]>,
         /// Number of buckets, at least 1.
         buckets: u32,
-        /// ⌈2^128 / buckets⌉: the remainder without a division (Lemire, Kaser and Kurz 2019).
-        inverse: u128,
+        /// ⌊2^64 / buckets⌋, or what comes next below: the remainder without a division.
+        inverse: u64,
     },
 }
 
@@ -218,28 +226,83 @@ fn hash_of_two(prefix: &[u8], value: u64) -> u64 {
     sum ^ sum >> 32
 }
 
-/// `n mod d`, where `inverse` is ⌈2^128 / d⌉.
-#[inline]
-fn remainder(n: u64, d: u32, inverse: u128) -> u32 {
-    let fraction = inverse.wrapping_mul(u128::from(n));
-    let low = (u128::from(fraction as u64) * u128::from(d)) >> 64;
-    (((fraction >> 64) * u128::from(d) + low) >> 64) as u32
+/// `n mod d`, where `inverse` is ⌊(2^64 − 1) / d⌋: the quotient is then at most 1 too small.
+#[inline(always)]
+fn remainder(n: u64, d: u32, inverse: u64) -> u32 {
+    let quotient = ((u128::from(n) * u128::from(inverse)) >> 64) as u64;
+    let rest = n.wrapping_sub(quotient.wrapping_mul(u64::from(d)));
+    let less = rest.wrapping_sub(u64::from(d));
+    (if rest >= u64::from(d) { less } else { rest }) as u32
 }
 
 impl ColumnEncoder {
     /// The encoder of a column; `values` is its vocabulary, where it has one.
-    pub fn new(column: &CategoricalColumn, values: Interner) -> Result<ColumnEncoder, DataError> {
+    pub fn new(column: &CategoricalColumn, mut values: Interner) -> Result<ColumnEncoder, DataError> {
         match column.encoding {
-            Encoding::Vocabulary { .. } => Ok(ColumnEncoder::Vocabulary(values)),
+            Encoding::Vocabulary { .. } => {
+                values.settle();
+                Ok(ColumnEncoder::Vocabulary(values))
+            }
             Encoding::Hash { buckets: 0 } => Err(DataError::Schema {
                 column: column.name.clone(),
                 problem: "0 hash buckets, expected at least 1".into(),
             }),
             Encoding::Hash { buckets } => {
                 let prefix = [column.name.as_bytes(), &[0]].concat().into();
-                let inverse = (u128::MAX / u128::from(buckets)).wrapping_add(1);
+                let inverse = u64::MAX / u64::from(buckets);
                 Ok(ColumnEncoder::Hash { prefix, buckets, inverse })
             }
+        }
+    }
+
+    /// Ids of the values at up to [`BATCH`] ranges of a text.
+    #[inline(always)]
+    pub(crate) fn ids(&self, text: &[u8], ranges: &[(u32, u32)], ids: &mut [u32; BATCH]) {
+        // a bit for each that takes longer: left for the end, or else the loops would be slower for all
+        let mut other = 0u64;
+        match self {
+            ColumnEncoder::Vocabulary(known) if !known.is_empty() => {
+                let mut keys = [0; BATCH];
+                let mut lengths = [0; BATCH];
+                for (&(start, end), (key, length)) in ranges.iter().zip(keys.iter_mut().zip(&mut lengths)) {
+                    *key = word_before(text, end as usize);
+                    *length = end.wrapping_sub(start);
+                }
+                let bits = known.slots.len().trailing_zeros();
+                let mut starts = [0; BATCH];
+                for row in 0..BATCH {
+                    keys[row] = keys[row].unbounded_shr(64 - 8 * lengths[row].min(8));
+                    starts[row] = spread(keys[row], lengths[row], bits);
+                }
+                for row in 0..ranges.len().min(BATCH) {
+                    let slot = &known.slots[starts[row]];
+                    // most values are where their search begins
+                    let here = (slot.key == keys[row]) & (slot.length == lengths[row]);
+                    let id = if here { slot.entry - 1 + FIRST_VALUE } else { OOV };
+                    ids[row] = if lengths[row] == 0 { MISSING } else { id };
+                    let odd = (!here & (slot.entry != 0) & (lengths[row] != 0)) | (lengths[row] > 8);
+                    other |= u64::from(odd) << row;
+                }
+            }
+            ColumnEncoder::Hash { prefix, buckets, inverse } if prefix.len() <= 8 => {
+                for (&(start, end), id) in ranges.iter().zip(ids) {
+                    let length = end.wrapping_sub(start);
+                    if length != 8 && length != 0 {
+                        *id = self.id(&text[start as usize..end as usize]);
+                        continue;
+                    }
+                    let hash = hash_of_two(prefix, word_before(text, end as usize));
+                    let bucket = FIRST_VALUE + remainder(hash, *buckets, *inverse);
+                    *id = if length == 0 { MISSING } else { bucket };
+                }
+                return;
+            }
+            _ => other = u64::MAX.unbounded_shr(64 - ranges.len() as u32),
+        }
+        while other != 0 {
+            let row = other.trailing_zeros() as usize;
+            ids[row] = self.id(&text[ranges[row].0 as usize..ranges[row].1 as usize]);
+            other &= other - 1;
         }
     }
 
@@ -319,7 +382,7 @@ mod tests {
         #[test]
         fn remainders_are_exact(n in any::<u64>(), d in 1u32.., small in 1u32..9) {
             for d in [d, small, u32::MAX] {
-                let inverse = (u128::MAX / u128::from(d)).wrapping_add(1);
+                let inverse = u64::MAX / u64::from(d);
                 for n in [n, n - n % u64::from(d), (n - n % u64::from(d)).wrapping_sub(1), u64::MAX] {
                     prop_assert_eq!(u64::from(remainder(n, d, inverse)), n % u64::from(d));
                 }

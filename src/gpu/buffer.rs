@@ -309,6 +309,78 @@ impl Gpu {
     }
 }
 
+/// A read-back whose copies are queued: what is submitted later does not change what it reads.
+#[cfg(not(target_arch = "wasm32"))]
+#[derive(Debug)]
+pub struct ReadBack {
+    gpu: Gpu,
+    /// Staging buffer, message of its mapping, bytes; in order.
+    parts: Vec<(wgpu::Buffer, Arc<Arrival>, u64)>,
+    /// Elements of each result.
+    lengths: Vec<usize>,
+    index: Option<wgpu::SubmissionIndex>,
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Gpu {
+    /// Queues copies of the first elements of buffers of f32, and returns at once.
+    pub fn begin_read(&self, reads: &[(&Buffer, usize)]) -> Result<ReadBack, GpuError> {
+        const DOING: &str = "reading back";
+        let mut encoder = self.device().create_command_encoder(&Default::default());
+        let mut parts = vec![];
+        for (buffer, n) in reads {
+            let (mut from, end) = (0, 4 * *n as u64);
+            if end > buffer.bytes {
+                return Err(buffer.fail(format!("cannot read {end} bytes, it has {}", buffer.bytes)));
+            }
+            while from < end {
+                let len = (end - from).min(CHUNK);
+                let staging = self.inner.staging.take(self, len)?;
+                encoder.copy_buffer_to_buffer(&buffer.raw, from, &staging, 0, Some(len));
+                parts.push((staging, Arc::new(Arrival::default()), len));
+                from += len;
+            }
+        }
+        let index = self.submit(encoder.finish(), DOING)?;
+        for (staging, arrival, len) in &parts {
+            let tell = arrival.clone();
+            staging.map_async(wgpu::MapMode::Read, ..*len, move |r| tell.set(r.map_err(|e| e.to_string())));
+        }
+        let lengths = reads.iter().map(|r| r.1).collect();
+        Ok(ReadBack { gpu: self.clone(), parts, lengths, index: Some(index) })
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl ReadBack {
+    /// Waits for the copies.
+    pub fn finish(self) -> Result<Vec<Vec<f32>>, GpuError> {
+        const DOING: &str = "reading back";
+        let wait = wgpu::PollType::Wait { submission_index: self.index, timeout: None };
+        self.gpu.poll(wait, DOING)?;
+        let failed = |message| GpuError::Transfer { what: "read-back".into(), message };
+        let mut results: Vec<Vec<f32>> = self.lengths.iter().map(|n| Vec::with_capacity(*n)).collect();
+        let mut at = 0;
+        for (staging, arrival, len) in self.parts {
+            pollster::block_on(arrival.wait()).map_err(|e| match self.gpu.check(DOING) {
+                Err(better) => better,
+                Ok(()) => failed(format!("cannot map it: {e}")),
+            })?;
+            while results[at].len() == self.lengths[at] {
+                at += 1;
+            }
+            {
+                let view =
+                    staging.get_mapped_range(..len).map_err(|e| failed(format!("cannot map it: {e}")))?;
+                results[at].extend_from_slice(bytemuck::cast_slice(&view));
+            }
+            staging.unmap();
+            self.gpu.inner.staging.give_back(staging);
+        }
+        Ok(results)
+    }
+}
+
 fn fits(label: &str, bytes: u64, limit: u64, limit_name: &'static str) -> Result<(), GpuError> {
     if bytes <= limit {
         return Ok(());
@@ -329,12 +401,12 @@ fn span(piece: &Piece) -> (u64, u64) {
 }
 
 /// A one-shot message from wgpu's map callback to the reader.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Arrival {
     state: Mutex<ArrivalState>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct ArrivalState {
     result: Option<Result<(), String>>,
     reader: Option<Waker>,

@@ -88,6 +88,9 @@ pub enum GpuError {
         /// What is wrong, with binding numbers.
         message: String,
     },
+    /// Work of the host between dispatches: communication between ranks.
+    #[error("{0}")]
+    Host(String),
     /// A read or write outside a buffer, or one that failed.
     #[error("{what}: {message}")]
     Transfer {

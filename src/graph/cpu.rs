@@ -2,8 +2,10 @@
 
 use super::plan::{Plan, plan};
 use super::{DType, Graph, Source, Tensor};
+use crate::gpu::GpuError;
 use crate::ops::Real;
 use crate::ops::cpu::{Cpu, Slot};
+use crate::ops::host::Pending;
 use std::any::TypeId;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -23,6 +25,9 @@ pub struct CpuProgram<T> {
     buffers: Vec<Vec<T>>,
     inputs: HashMap<String, InputBuffer<T>>,
     constants: HashMap<usize, Vec<T>>,
+    /// Work of the host in progress, by node; and before which place of the order each is waited for, first to last.
+    pending: HashMap<usize, Box<dyn Pending>>,
+    waits: HashMap<usize, Vec<usize>>,
     /// Time in each node, when profiling.
     times: Option<Vec<Duration>>,
 }
@@ -72,7 +77,8 @@ impl<T: Real> CpuProgram<T> {
                 _ => {}
             }
         }
-        CpuProgram { graph, plan, buffers, inputs, constants, times: None }
+        let waits = plan.waits(&graph);
+        CpuProgram { graph, plan, buffers, inputs, constants, pending: HashMap::new(), waits, times: None }
     }
 
     /// The memory plan.
@@ -158,26 +164,40 @@ impl<T: Real> CpuProgram<T> {
     /// Executes every node once.
     ///
     /// # Panics
-    /// If a state is missing or has another size than the graph's.
+    /// If a state is missing or has another size than the graph's, or the host's work fails.
     pub fn run(&mut self, state: &mut CpuState<T>) {
-        self.run_some(state, 0, &mut || false);
+        self.run_some(state, 0, &mut || false).expect("the host's work is done");
     }
 
     /// Executes nodes from the `at`-th on. `pause` is asked after each: once it says yes, the place to go on
     /// from is returned. `None`: all are done.
     ///
+    /// # Errors
+    /// If the host's work fails.
+    ///
     /// # Panics
-    /// As [`CpuProgram::run`].
+    /// If a state is missing or has another size than the graph's.
     pub fn run_some(
         &mut self,
         state: &mut CpuState<T>,
         at: usize,
         pause: &mut dyn FnMut() -> bool,
-    ) -> Option<usize> {
+    ) -> Result<Option<usize>, GpuError> {
+        if at == 0 {
+            // a run that failed may have left some
+            self.pending.clear();
+        }
         for at in at..self.plan.order.len() {
             let n = self.plan.order[at];
             let begin = self.times.is_some().then(Instant::now);
+            self.wait_before(at)?;
             let node = &self.graph.nodes[n];
+            if let Some(work) = node.op.host() {
+                let work = work.clone();
+                let inputs = node.inputs.iter().map(|t| self.value(state, *t)).collect();
+                self.pending.insert(n, work.start(inputs));
+                continue;
+            }
             let mut inputs = Vec::with_capacity(node.inputs.len());
             for t in &node.inputs {
                 let v = &self.graph.values[t.index()];
@@ -215,10 +235,36 @@ impl<T: Real> CpuProgram<T> {
                 t[n] += b.elapsed();
             }
             if at + 1 < self.plan.order.len() && pause() {
-                return Some(at + 1);
+                return Ok(Some(at + 1));
             }
         }
-        None
+        self.wait_before(self.plan.order.len())?;
+        Ok(None)
+    }
+
+    /// Takes the outputs of the host's work that the operation at this place of the order reads.
+    fn wait_before(&mut self, at: usize) -> Result<(), GpuError> {
+        let Some(nodes) = self.waits.get(&at) else { return Ok(()) };
+        for n in nodes {
+            let pending = self.pending.remove(n).expect("started before");
+            let values = pending.wait().map_err(GpuError::Host)?;
+            for (t, v) in self.graph.nodes[*n].outputs.iter().zip(values) {
+                let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
+                for (b, v) in b[..t.shape().len()].iter_mut().zip(v) {
+                    *b = T::of(f64::from(v));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A value of any kind, as the host's work takes it.
+    fn value(&self, state: &CpuState<T>, t: Tensor) -> Vec<f32> {
+        let f32s = |v: &[T]| v.iter().map(|x| x.f64() as f32).collect();
+        match &self.graph.values[t.index()].source {
+            Source::State(name) => f32s(&state.values[name]),
+            _ => f32s(&self.read(t)),
+        }
     }
 
     /// Executes nodes up to the first that makes a number that is not finite, or that would update a state: what came
@@ -229,7 +275,9 @@ impl<T: Real> CpuProgram<T> {
             if !self.graph.nodes[n].op.mutates().is_empty() {
                 return None;
             }
-            self.run_some(state, at, &mut || true);
+            if self.run_some(state, at, &mut || true).is_err() {
+                return None;
+            }
             let node = &self.graph.nodes[n];
             for t in &node.outputs {
                 let Some(b) = self.plan.buffer_of.get(&t.index()) else { continue };

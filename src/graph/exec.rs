@@ -202,7 +202,7 @@ impl Program {
     pub fn run(&mut self, state: &mut State) -> Result<(), GpuError> {
         match (self, state) {
             (Program::Cpu(p, _), State::Cpu(s)) => {
-                p.run(s);
+                p.run_some(s, 0, &mut || false)?;
                 Ok(())
             }
             (Program::Gpu(p, _), _) => p.run(),
@@ -219,7 +219,7 @@ impl Program {
         pause: &mut dyn FnMut() -> bool,
     ) -> Result<Option<usize>, GpuError> {
         match (self, state) {
-            (Program::Cpu(p, _), State::Cpu(s)) => Ok(p.run_some(s, at, pause)),
+            (Program::Cpu(p, _), State::Cpu(s)) => p.run_some(s, at, pause),
             (program, state) => program.run(state).map(|()| None),
         }
     }

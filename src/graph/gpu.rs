@@ -6,10 +6,18 @@
 use super::exec::NodeTime;
 use super::plan::{Plan, plan};
 use super::{Graph, Source, Tensor};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::gpu::buffer::ReadBack;
 use crate::gpu::kernel::{Bind, Kernel};
 use crate::gpu::{Buffer, CommandList, Gpu, GpuError, Launch, Profile, Region};
+use crate::ops::host::HostWork;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::ops::host::Pending;
 use crate::ops::{GpuCaps, GpuLaunch, GpuRequest, Op};
 use std::collections::HashMap;
+#[cfg(not(target_arch = "wasm32"))]
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Persistent values on the device, by name.
@@ -66,6 +74,25 @@ pub struct GpuProgram {
     inputs: HashMap<String, Buffer>,
     /// Kept values and inputs: where to read them.
     readable: HashMap<usize, (Buffer, usize)>,
+    host: Vec<HostNode>,
+    /// The run's order; empty where the host has no work.
+    stages: Vec<Stage>,
+}
+
+/// A part of a run; numbers are places in `host`.
+#[derive(Clone, Debug)]
+enum Stage {
+    Launch(Range<usize>),
+    Begin(usize),
+    Wait(usize),
+}
+
+/// Work of the host.
+#[derive(Debug)]
+struct HostNode {
+    work: Arc<dyn HostWork>,
+    inputs: Vec<(Buffer, usize)>,
+    outputs: Vec<(Buffer, usize)>,
 }
 
 /// The launches of every node that the kept values need, without a device: what a test validates, and what
@@ -144,8 +171,30 @@ impl GpuProgram {
         let region = |(b, n): (Buffer, usize)| -> Region { b.region(0, 4 * n as u64) };
         let mut kernels: Vec<(Kernel, Vec<Region>)> = vec![];
         let mut origins = vec![];
-        for (n, l) in launches {
+        let mut host: Vec<HostNode> = vec![];
+        let mut stages: Vec<Stage> = vec![];
+        let mut launched = 0;
+        let wait_before = plan.waits(g);
+        let mut host_at: HashMap<usize, usize> = HashMap::new();
+        let none = vec![];
+        for (place, (n, l)) in launches.into_iter().enumerate() {
             let node = &g.nodes[n];
+            let waits = wait_before.get(&place).unwrap_or(&none);
+            let work = node.op.host();
+            if (!waits.is_empty() || work.is_some()) && launched < kernels.len() {
+                stages.push(Stage::Launch(launched..kernels.len()));
+                launched = kernels.len();
+            }
+            stages.extend(waits.iter().map(|n| Stage::Wait(host_at[n])));
+            if let Some(work) = work {
+                stages.push(Stage::Begin(host.len()));
+                host_at.insert(n, host.len());
+                host.push(HostNode {
+                    work: work.clone(),
+                    inputs: node.inputs.iter().map(|t| find(*t)).collect(),
+                    outputs: node.outputs.iter().map(|t| find(*t)).collect(),
+                });
+            }
             for k in l.kernels {
                 let regions = k
                     .bindings
@@ -160,11 +209,14 @@ impl GpuProgram {
                 origins.push((node.op.name(), node.scope.clone()));
             }
         }
+        stages.push(Stage::Launch(launched..kernels.len()));
+        let last = wait_before.get(&plan.order.len()).unwrap_or(&none);
+        stages.extend(last.iter().map(|n| Stage::Wait(host_at[n])));
         let list: Vec<Launch<'_>> =
             kernels.iter().map(|(kernel, regions)| Launch { kernel, regions: regions.clone() }).collect();
         let commands = CommandList::new(gpu, label, &list)?;
         let readable = keep.iter().map(|t| (t.index(), find(*t))).collect();
-        Ok(GpuProgram { gpu: gpu.clone(), plan, commands, origins, inputs, readable })
+        Ok(GpuProgram { gpu: gpu.clone(), plan, commands, origins, inputs, readable, host, stages })
     }
 
     /// The memory plan.
@@ -188,9 +240,45 @@ impl GpuProgram {
         self.gpu.write(b, 0, data)
     }
 
-    /// Submits one run; does not wait.
+    /// Submits one run; waits for nothing but the host's work, where the graph has some.
     pub fn run(&mut self) -> Result<(), GpuError> {
-        self.commands.run()
+        if self.host.is_empty() {
+            return self.commands.run();
+        }
+        self.run_segments()
+    }
+
+    /// A browser has no other ranks.
+    #[cfg(target_arch = "wasm32")]
+    fn run_segments(&mut self) -> Result<(), GpuError> {
+        Err(GpuError::Host("work of the host needs threads".into()))
+    }
+
+    /// The list in segments. The copies that the host's work needs are queued where its inputs exist; the device goes on
+    /// with the next segments while the copies are waited for, one after the other, and the work is done.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn run_segments(&mut self) -> Result<(), GpuError> {
+        let mut reading: VecDeque<(usize, ReadBack)> = VecDeque::new();
+        let mut pending: HashMap<usize, Box<dyn Pending>> = HashMap::new();
+        for stage in &self.stages {
+            match stage {
+                Stage::Launch(range) => self.commands.run_range(range.clone())?,
+                Stage::Begin(i) => {
+                    let reads: Vec<_> = self.host[*i].inputs.iter().map(|(b, n)| (b, *n)).collect();
+                    reading.push_back((*i, self.gpu.begin_read(&reads)?));
+                }
+                Stage::Wait(i) => {
+                    while let Some((i, read)) = reading.pop_front() {
+                        pending.insert(i, self.host[i].work.start(read.finish()?));
+                    }
+                    let values = pending.remove(i).expect("begun before").wait().map_err(GpuError::Host)?;
+                    for ((b, _), v) in self.host[*i].outputs.iter().zip(&values) {
+                        self.gpu.write(b, 0, v)?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// One run with the time of each dispatch.

@@ -219,9 +219,28 @@ impl Graph {
         self.scope = scope;
     }
 
+    /// The state of a name, if the graph has it.
+    pub fn state_named(&self, name: &str) -> Option<Tensor> {
+        self.values
+            .iter()
+            .position(|v| matches!(&v.source, Source::State(n) if n == name))
+            .map(|i| Tensor { id: i as u32, shape: self.values[i].shape })
+    }
+
     /// Appends another graph. States are shared by name with those that are there already; inputs are renamed by
     /// `rename`. Returns where each of the other's values is now.
     pub fn append(&mut self, other: &Graph, rename: impl Fn(&str) -> String) -> Vec<Tensor> {
+        self.append_replacing(other, rename, &[])
+    }
+
+    /// [`Graph::append`] where `replaced` states of the other are read from given tensors, which may have another shape
+    /// if the operations that read them bear it.
+    pub fn append_replacing(
+        &mut self,
+        other: &Graph,
+        rename: impl Fn(&str) -> String,
+        replaced: &[(String, Tensor)],
+    ) -> Vec<Tensor> {
         let mut at: Vec<Option<Tensor>> = vec![None; other.values.len()];
         let known: std::collections::HashMap<String, Tensor> = self
             .values
@@ -238,6 +257,9 @@ impl Graph {
                     let n = rename(n);
                     Some(self.named(&n, v.shape, v.dtype, Source::Input(n.clone())))
                 }
+                Source::State(n) if replaced.iter().any(|r| r.0 == *n) => {
+                    replaced.iter().find(|r| r.0 == *n).map(|r| r.1)
+                }
                 Source::State(n) => Some(known.get(n).copied().unwrap_or_else(|| self.state(n, v.shape))),
                 Source::Const(c) => {
                     Some(self.add_value(v.shape, v.dtype, Source::Const(c.clone()), v.name.clone()))
@@ -246,7 +268,10 @@ impl Graph {
             };
         }
         for node in &other.nodes {
-            let moved = |t: &Tensor| at[t.index()].expect("nodes come in order").reshaped(t.shape);
+            let moved = |t: &Tensor| {
+                let new = at[t.index()].expect("nodes come in order");
+                if new.shape.len() == t.shape.len() { new.reshaped(t.shape) } else { new }
+            };
             let inputs: Vec<Tensor> = node.inputs.iter().map(moved).collect();
             self.set_scope(Some(node.scope.clone()));
             for (old, new) in node.outputs.iter().zip(self.push_arc(node.op.clone(), &inputs)) {

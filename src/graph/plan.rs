@@ -24,13 +24,31 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Before which places of the order the host's work is waited for: where an output is read, at the end otherwise; the
+    /// nodes in the order in which they began.
+    pub fn waits(&self, g: &Graph) -> HashMap<usize, Vec<usize>> {
+        let mut waits: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (at, &n) in self.order.iter().enumerate() {
+            if g.nodes[n].op.host().is_none() {
+                continue;
+            }
+            let reads = |m: &usize| {
+                let outputs = &g.nodes[n].outputs;
+                g.nodes[*m].inputs.iter().any(|t| outputs.iter().any(|o| o.index() == t.index()))
+            };
+            let reader = self.order[at + 1..].iter().position(reads).map(|i| at + 1 + i);
+            waits.entry(reader.unwrap_or(self.order.len())).or_default().push(n);
+        }
+        waits
+    }
+
     /// Elements held by the plan's buffers.
     pub fn peak(&self) -> usize {
         self.buffers.iter().sum()
     }
 }
 
-/// Nodes that `keep` needs, plus those that update states; in order.
+/// Nodes that `keep` needs, plus those that update states and the host's; in order.
 pub fn live_nodes(g: &Graph, keep: &[Tensor]) -> Vec<usize> {
     let mut need = vec![false; g.values.len()];
     for t in keep {
@@ -39,7 +57,8 @@ pub fn live_nodes(g: &Graph, keep: &[Tensor]) -> Vec<usize> {
     let mut order = vec![];
     for n in (0..g.nodes.len()).rev() {
         let node = &g.nodes[n];
-        if !node.op.mutates().is_empty() || node.outputs.iter().any(|o| need[o.index()]) {
+        let acts = !node.op.mutates().is_empty() || node.op.host().is_some();
+        if acts || node.outputs.iter().any(|o| need[o.index()]) {
             order.push(n);
             for i in &node.inputs {
                 need[i.index()] = true;
@@ -48,6 +67,33 @@ pub fn live_nodes(g: &Graph, keep: &[Tensor]) -> Vec<usize> {
     }
     order.reverse();
     order
+}
+
+/// The host's work begins as soon as its inputs exist: each right after its last input, in their own order.
+fn host_first(g: &Graph, order: Vec<usize>) -> Vec<usize> {
+    if order.iter().all(|&n| g.nodes[n].op.host().is_none()) {
+        return order;
+    }
+    let place: HashMap<usize, usize> = order.iter().enumerate().map(|(at, &n)| (n, at)).collect();
+    let mut key: Vec<(usize, usize, usize)> = vec![];
+    let mut moved: HashMap<usize, usize> = HashMap::new();
+    let mut last = 0;
+    for (at, &n) in order.iter().enumerate() {
+        if g.nodes[n].op.host().is_none() {
+            key.push((at, 0, n));
+            continue;
+        }
+        let made = g.nodes[n].inputs.iter().filter_map(|t| match g.value(*t).source {
+            Source::Node(m, _) => Some(moved.get(&m).copied().unwrap_or(place[&m])),
+            _ => None,
+        });
+        let after = made.max().unwrap_or(0).max(last);
+        last = after;
+        moved.insert(n, after);
+        key.push((after, 1 + at, n));
+    }
+    key.sort_unstable();
+    key.into_iter().map(|k| k.2).collect()
 }
 
 /// Plans the buffers of the nodes that `keep` needs. Values in `keep` are never overwritten.
@@ -59,7 +105,7 @@ pub fn plan(
     scratch: &dyn Fn(usize) -> Vec<usize>,
     alias: &dyn Fn(&dyn Op) -> Vec<(usize, usize)>,
 ) -> Plan {
-    let order = live_nodes(g, keep);
+    let order = host_first(g, live_nodes(g, keep));
     let mut last = vec![0usize; g.values.len()];
     for (at, &n) in order.iter().enumerate() {
         for t in g.nodes[n].inputs.iter().chain(&g.nodes[n].outputs) {

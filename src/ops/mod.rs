@@ -16,6 +16,7 @@ pub mod embedding_grad;
 pub mod expr;
 pub mod fm;
 pub mod guard;
+pub mod host;
 pub mod layer_norm;
 pub mod map;
 pub mod matmul;
@@ -157,6 +158,11 @@ pub trait Op: Debug + Send + Sync + Any {
 
     /// The same operation with one more input, added to output 0, if it has such a form.
     fn with_accumulate(&self) -> Option<Box<dyn Op>> {
+        None
+    }
+
+    /// The host's work, of operations that are no computation of the device.
+    fn host(&self) -> Option<&std::sync::Arc<dyn host::HostWork>> {
         None
     }
 

@@ -2,7 +2,8 @@
 //! backward, on the training device; what comes back is small, and becomes a [`Record`] and a [`Snapshot`].
 
 use super::events::Report;
-use super::infer::{Inputs, run_with_pauses, upload};
+use super::infer::{Inputs, run_with_pauses, upload_over};
+use super::ranks::{Exchange, Ranks};
 use crate::data::batch::Batch;
 use crate::data::feed::Feed;
 use crate::data::loader::{LoaderOptions, Order};
@@ -43,6 +44,7 @@ struct ModuleOutputs {
 /// Measures a model on one fixed batch.
 pub struct Diagnoser {
     program: Program,
+    over: Option<(Ranks, Exchange)>,
     batch: Batch,
     keep: usize,
     layers: Vec<LayerOutputs>,
@@ -66,6 +68,7 @@ impl Diagnoser {
         state: &State,
         valid: &Feed,
         total_steps: u64,
+        ranks: Option<&Ranks>,
     ) -> anyhow::Result<Option<Self>> {
         let t = &cfg.train;
         if t.diagnose_every == 0 {
@@ -90,12 +93,23 @@ impl Diagnoser {
             .iter()
             .map(|p| (p.ensemble == Ensemble::Weighted).then(|| format!("layers.{}.alpha", p.index)))
             .collect();
-        let program = Program::compile(device, state, &m.graph, &keep, "diagnosis")?;
+        // every rank measures the same batch: its tables are everywhere
+        let (graph, kept, over) = match ranks {
+            None => (m.graph, keep, None),
+            Some(r) => {
+                let capacity = m.gathers.iter().map(|t| t.ids).collect();
+                let (graph, at, exchange) = r.forward(&m.graph, &m.params, capacity, "diagnosis.");
+                let kept = keep.iter().map(|t| at[t.index()].reshaped(t.shape())).collect();
+                (graph, kept, Some((r.clone(), exchange)))
+            }
+        };
+        let program = Program::compile(device, state, &graph, &kept, "diagnosis")?;
         let diagnoses = total_steps / t.diagnose_every as u64;
         Ok(Some(Diagnoser {
             program,
+            over,
             batch,
-            keep: keep.len(),
+            keep: kept.len(),
             layers,
             alphas,
             mode,
@@ -115,7 +129,7 @@ impl Diagnoser {
         seconds: f64,
         report: &mut dyn Report,
     ) -> anyhow::Result<(Record, Option<Snapshot>)> {
-        upload(&mut self.program, &self.batch)?;
+        upload_over(&mut self.program, &self.batch, self.over.as_ref())?;
         run_with_pauses(&mut self.program, state, report).await?;
         let v = self.program.read(&(0..self.keep).collect::<Vec<_>>()).await?;
         let names: Vec<&str> = self.alphas.iter().flatten().map(String::as_str).collect();

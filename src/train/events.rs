@@ -99,6 +99,9 @@ pub struct Summary {
     pub device: String,
     /// Seed.
     pub seed: u64,
+    /// What each rank did, where there were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<super::ranks::RankReport>,
 }
 
 /// The error of a run that [`Report::interrupt`] ended.

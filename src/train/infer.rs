@@ -14,6 +14,7 @@ use crate::model::params::{Kind, Param};
 use crate::ops::dropout;
 use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
 use crate::train::events::{Interrupted, Report};
+use crate::train::ranks::{Exchange, Ranks};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -137,6 +138,16 @@ impl Inputs {
     }
 }
 
+impl Inputs {
+    /// The forward graph as it is trained, without index inputs.
+    pub(super) fn model_without_index(&self, cfg: &Config, batch: usize) -> Result<Model, ConfigError> {
+        let p = self.encoder.click_rate();
+        let features = self.features.for_batch(batch);
+        let options = BuildOptions::new(&cfg.train, true, (p / (1.0 - p)).ln());
+        model_with(&cfg.model, &features, batch, &BuildOptions { index: false, ..options })
+    }
+}
+
 /// Names and shapes of a model's tensors in a checkpoint: packed tables are stored column by column, as
 /// `embeddings.C1`.
 pub fn tensor_specs(params: &[Param]) -> Vec<TensorSpec> {
@@ -177,16 +188,11 @@ pub fn to_tensors<'a>(
     out
 }
 
-/// Puts a value's parts on the device.
-pub(super) fn upload_state(
-    state: &mut State,
-    name: &str,
-    parts: impl Iterator<Item = Vec<f32>>,
-) -> anyhow::Result<()> {
-    let mut parts = parts;
+/// A value of its parts.
+pub(super) fn joined(mut parts: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
     let mut whole = parts.next().unwrap_or_default();
     parts.for_each(|p| whole.extend(p));
-    Ok(state.set(name, &whole)?)
+    whole
 }
 
 /// Puts checkpoint tensors (in the order of [`tensor_specs`]) back into parameters on the device.
@@ -194,7 +200,7 @@ pub fn from_tensors(params: &[Param], tensors: Vec<Vec<f32>>, state: &mut State)
     let mut tensors = tensors.into_iter();
     for p in params {
         let n = if let Kind::Embedding(c) = &p.kind { c.len() } else { 1 };
-        upload_state(state, &p.name, tensors.by_ref().take(n))?;
+        state.set(&p.name, &joined(tensors.by_ref().take(n)))?;
     }
     Ok(())
 }
@@ -206,15 +212,28 @@ pub(super) fn part_name(name: &str, part: usize) -> String {
 
 /// Uploads a batch into a program's inputs.
 pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
-    upload_examples(program, batch, &|name| name.into())?;
+    upload_examples(program, batch, &|name| name.into(), None)?;
     upload_indices(program, batch.groups.iter())
 }
 
-/// What a batch's examples are made of.
-fn upload_examples(
+/// [`upload`], where the tables may lie on several ranks.
+pub(super) fn upload_over(
+    program: &mut Program,
+    batch: &Batch,
+    over: Option<&(Ranks, Exchange)>,
+) -> anyhow::Result<()> {
+    match over {
+        None => upload(program, batch),
+        Some((ranks, exchange)) => ranks.upload(program, exchange, &[batch], &batch.groups, false),
+    }
+}
+
+/// What a batch's examples are made of; `ids`: in place of each table's own.
+pub(super) fn upload_examples(
     program: &mut Program,
     batch: &Batch,
     rename: &dyn Fn(&str) -> String,
+    ids: Option<&[Vec<u32>]>,
 ) -> anyhow::Result<()> {
     let mut floats = |name: &str, values: &[f32]| match program.has_input(&rename(name)) {
         true => program.set(&rename(name), values),
@@ -225,7 +244,7 @@ fn upload_examples(
     floats("weight", &batch.weights)?;
     for (i, s) in batch.groups.iter().enumerate() {
         let names = table_inputs(i);
-        program.set_ids(&rename(&names.ids), &s.ids)?;
+        program.set_ids(&rename(&names.ids), ids.map_or(&s.ids, |ids| &ids[i]))?;
         let offsets = rename(&names.offsets);
         if program.has_input(&offsets) {
             program.set_ids(&offsets, &s.offsets)?;
@@ -235,7 +254,7 @@ fn upload_examples(
 }
 
 /// The order of each table's ids, where a program has gradients.
-fn upload_indices<'a>(
+pub(super) fn upload_indices<'a>(
     program: &mut Program,
     groups: impl Iterator<Item = &'a SparseIds>,
 ) -> anyhow::Result<()> {
@@ -244,6 +263,9 @@ fn upload_indices<'a>(
         if program.has_input(&names.order) {
             program.set_ids(&names.order, &s.order)?;
             program.set_ids(&names.segments, &s.segments)?;
+        }
+        // only an update reads them, which may be another rank's
+        if program.has_input(&names.unique) {
             program.set_ids(&names.unique, &s.unique)?;
         }
         if program.has_input(&names.scale) {
@@ -260,13 +282,16 @@ pub fn upload_step(
     batches: &[Batch],
     cfg: &config::TrainConfig,
     step: u64,
+    over: Option<(&Ranks, &Exchange)>,
 ) -> anyhow::Result<()> {
     let k = cfg.accumulate;
+    // every batch of a step has its own dropouts, on whichever rank it is
+    let first = over.map_or(0, |(r, _)| r.rank() * k);
     let mut keys = |name: &str, part: usize| match program.has_input(name) {
-        true => program.set_ids(name, &dropout::key(cfg.seed, step, part as u64)),
+        true => program.set_ids(name, &dropout::key(cfg.seed, step, (first + part) as u64)),
         false => Ok(()),
     };
-    if k == 1 {
+    if k == 1 && over.is_none() {
         keys(DROPOUT, 0)?;
         return upload(program, &batches[0]);
     }
@@ -274,13 +299,17 @@ pub fn upload_step(
     for part in 0..k {
         keys(&part_name(DROPOUT, part), part)?;
     }
-    for part in 0..k {
-        let batch = batches.get(part).unwrap_or(&padding);
-        upload_examples(program, batch, &|name| part_name(name, part))?;
-    }
     let merged: Vec<SparseIds> = (0..padding.groups.len())
         .map(|i| merge(&batches.iter().map(|b| &b.groups[i]).collect::<Vec<_>>(), k))
         .collect();
+    if let Some((ranks, exchange)) = over {
+        let all: Vec<&Batch> = (0..k).map(|part| batches.get(part).unwrap_or(&padding)).collect();
+        return ranks.upload(program, exchange, &all, &merged, true);
+    }
+    for part in 0..k {
+        let batch = batches.get(part).unwrap_or(&padding);
+        upload_examples(program, batch, &|name| part_name(name, part), None)?;
+    }
     upload_indices(program, merged.iter())
 }
 
@@ -337,6 +366,7 @@ pub async fn run_with_pauses(
 /// A model ready to score batches of a fixed size.
 pub struct Scorer {
     program: Program,
+    over: Option<(Ranks, Exchange)>,
     /// Rows a batch.
     pub batch: usize,
 }
@@ -344,10 +374,29 @@ pub struct Scorer {
 impl Scorer {
     /// Compiles the forward graph for weights that are in `state`.
     pub fn new(cfg: &Config, inputs: &Inputs, device: &Device, state: &State) -> anyhow::Result<Self> {
+        Self::over(cfg, inputs, device, state, None)
+    }
+
+    /// The same where the tables lie on several ranks, which all score at the same time.
+    pub fn over(
+        cfg: &Config,
+        inputs: &Inputs,
+        device: &Device,
+        state: &State,
+        ranks: Option<&Ranks>,
+    ) -> anyhow::Result<Self> {
         let batch = cfg.train.eval_batch;
         let m = inputs.model(cfg, batch, false)?;
-        let program = Program::compile(device, state, &m.graph, &[m.logits], "evaluation")?;
-        Ok(Scorer { program, batch })
+        let (graph, logits, over) = match ranks {
+            None => (m.graph, m.logits, None),
+            Some(r) => {
+                let capacity = m.gathers.iter().map(|t| t.ids).collect();
+                let (graph, at, exchange) = r.forward(&m.graph, &m.params, capacity, "evaluation.");
+                (graph, at[m.logits.index()].reshaped(m.logits.shape()), Some((r.clone(), exchange)))
+            }
+        };
+        let program = Program::compile(device, state, &graph, &[logits], "evaluation")?;
+        Ok(Scorer { program, over, batch })
     }
 
     /// Logits of the batch's real rows.
@@ -362,7 +411,7 @@ impl Scorer {
         batch: &Batch,
         report: &mut dyn Report,
     ) -> anyhow::Result<Vec<f32>> {
-        upload(&mut self.program, batch)?;
+        upload_over(&mut self.program, batch, self.over.as_ref())?;
         run_with_pauses(&mut self.program, state, report).await?;
         let mut v = self.program.read(&[0]).await?.pop().unwrap_or_default();
         v.truncate(batch.rows);
@@ -384,12 +433,16 @@ impl Scorer {
             acc.push_batch(&s, &batch);
             progress(batch.rows);
             loader.recycle(batch);
-            if report.interrupt() {
+            // ranks decide together, at steps
+            if self.over.is_none() && report.interrupt() {
                 return Err(Interrupted { step: 0 }.into());
             }
             if let Some(wait) = report.pause() {
                 wait.await;
             }
+        }
+        if let Some((ranks, _)) = &self.over {
+            acc = ranks.merge(&acc)?;
         }
         Ok(acc.finish_detail())
     }
@@ -453,6 +506,51 @@ mod tests {
     use crate::data::input::Place;
     use crate::data::loader::{LoaderOptions, Order};
     use crate::data::reader::{ReadOptions, Source};
+
+    /// The head begins with the click rate by weight: rows of weight 0 do not count, and weights of 1 are none.
+    #[test]
+    fn the_head_begins_at_the_weighted_click_rate() {
+        let toml = "
+            [data]
+            format = 'csv'
+            min_count = 1
+            [[data.columns]]
+            name = 'y'
+            kind = 'label'
+            [[data.columns]]
+            name = 'w'
+            kind = 'weight'
+            [[data.columns]]
+            name = 'c'
+            kind = 'categorical'
+        ";
+        let start = |toml: &str, text: &str| {
+            let cfg = Config::from_text("t.toml", toml, &[]).unwrap();
+            let schema = crate::train::schema::schema(&cfg.data).unwrap();
+            let place = Place::Bytes("t.csv".into(), text.as_bytes().into());
+            let format = crate::train::schema::format(&cfg.data);
+            let source = Source::new(vec![place], format, ReadOptions::default());
+            let encoder = crate::data::reader::fit(&source, &schema).unwrap().0;
+            // a run's vocabularies keep it
+            let mut bytes = vec![];
+            encoder.write_to(&mut bytes).unwrap();
+            let encoder = FittedEncoder::read_from(Path::new("v"), &bytes[..]).unwrap();
+            let inputs = Inputs::new(Arc::new(encoder), &cfg, &Device::Cpu).unwrap();
+            let m = inputs.model(&cfg, 4, true).unwrap();
+            m.params.iter().find(|p| p.name == "head.b1").unwrap().initial(1)[0]
+        };
+        let plain = toml.replace("'weight'", "'ignore'");
+        let text = "1,3,a\n0,1,b\n0,4,a\n0,0,b\n";
+        let log_odds = |positive: f64, rows: f64| {
+            let p = (positive + 0.5) / (rows + 1.0);
+            (p / (1.0 - p)).ln() as f32
+        };
+        assert!((start(&plain, text) - log_odds(1.0, 4.0)).abs() < 1e-6);
+        assert!((start(toml, text) - log_odds(4.0 * 3.0 / 8.0, 4.0)).abs() < 1e-6);
+        assert_eq!(start(toml, "1,1,a\n0,1,b\n0,1,a\n"), start(&plain, "1,1,a\n0,1,b\n0,1,a\n"));
+        // no row counts: as without weights
+        assert_eq!(start(toml, "1,0,a\n0,0,b\n0,0,a\n"), start(&plain, "1,0,a\n0,0,b\n0,0,a\n"));
+    }
 
     /// Slots come in schema order, whatever tables they are looked up in: `h` is a list of `c`'s values, `b` has
     /// rows of another width.

@@ -10,6 +10,11 @@ pub mod memory;
 pub mod metrics;
 pub mod nan;
 pub mod progress;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod ranks;
+#[cfg(target_arch = "wasm32")]
+#[path = "ranks_web.rs"]
+pub mod ranks;
 pub mod resume;
 pub mod run;
 pub mod schedule;

@@ -27,6 +27,9 @@ impl Trainer {
     /// Looks at the result of every operation of every step. On a device only the loss and the norm of the gradient
     /// are looked at, but after every step.
     pub fn watch_every_operation(&mut self) -> anyhow::Result<()> {
+        if self.ranks.is_some() {
+            bail!("--debug-nan looks at one rank's operations; train without other ranks for it");
+        }
         self.watched = Some(Watched { program: self.plain_program()? });
         Ok(())
     }
@@ -67,6 +70,13 @@ impl Trainer {
 
     /// The error that tells of a bad step: the state is still the one before it.
     async fn explain(&mut self, step: u64, train: &Feed) -> anyhow::Result<anyhow::Error> {
+        if self.ranks.is_some() {
+            return Ok(anyhow!(
+                "step {step}: the loss or its gradient is not finite; {}; {TRY}; trained by one rank alone it says which \
+                 tensor came first",
+                self.kept()
+            ));
+        }
         let names: Vec<String> = self.saved.iter().map(|s| s.name.clone()).collect();
         let refs: Vec<&str> = names.iter().map(String::as_str).collect();
         let values = self.state.get(&refs).await?;
@@ -108,6 +118,9 @@ impl Trainer {
 
     /// The same of the state as it is: the update of the last step has made it.
     pub(super) async fn check_state(&self) -> anyhow::Result<()> {
+        if self.ranks.is_some() {
+            return Ok(());
+        }
         let names: Vec<&str> = self.saved.iter().map(|s| s.name.as_str()).collect();
         self.check_values(&self.state.view(&names).await?)
     }
@@ -142,10 +155,13 @@ impl Trainer {
             (_, false) => " (forward)",
         };
         let place = if scope.is_empty() { String::new() } else { format!(" in {scope}{pass}") };
-        let from = bad.largest.as_ref().map_or(String::new(), |(t, v)| format!(" from {t} of up to {v:.1e}"));
+        // the mark of the backward pass is said in words
+        let name = |tensor: &str| tensor.replace('\'', "");
+        let largest = bad.largest.as_ref();
+        let from = largest.map_or(String::new(), |(t, v)| format!(" from {} of up to {v:.1e}", name(t)));
         anyhow!(
             "step {step}: first not finite is {}, {} of {} values, made by {}{place}{from}; {}; {TRY}",
-            bad.tensor,
+            name(&bad.tensor),
             bad.bad,
             bad.of,
             bad.op,
@@ -188,7 +204,7 @@ fn first_bad(
             }
         }
     }
-    upload_step(program, batches, cfg, step)?;
+    upload_step(program, batches, cfg, step, None)?;
     program.set("hyper", &hyper)?;
     match program {
         Program::Cpu(p, _) => Ok(p.first_bad(state)),
@@ -271,6 +287,27 @@ mod tests {
             assert!(e.starts_with("step 1: first not finite is layers.1.attention:matmul"), "{e}");
             assert!(e.contains("made by matmul in layers.1.attention (forward)"), "{e}");
         }
+    }
+
+    #[test]
+    fn the_backward_pass_is_said_in_words() {
+        let t = world().trainer(&[], &Device::Cpu);
+        let bad = BadValue {
+            tensor: "layers.0.attention':matmul.2 [8, 8]".into(),
+            op: "matmul",
+            scope: "layers.0.attention'".into(),
+            largest: Some(("head':map.0 [8]".into(), 3e38)),
+            bad: 1,
+            of: 64,
+        };
+        let text = t.sentence(7, &bad).to_string();
+        assert!(
+            text.starts_with(
+                "step 7: first not finite is layers.0.attention:matmul.2 [8, 8], 1 of 64 values, made by matmul in \
+                 layers.0.attention (backward) from head:map.0 [8] of up to 3.0e38; "
+            ),
+            "{text}"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! have computed had it never stopped; on the CPU bit for bit.
 
 use super::checkpoint::{self, CheckpointError, CheckpointMeta, TensorRef, TensorSpec};
-use super::infer::{to_tensors, upload_state};
+use super::infer::{joined, to_tensors};
 use super::progress::Progress;
 use super::run::RunFolder;
 use super::step::RUNNING;
@@ -65,6 +65,13 @@ pub struct Saved {
     pub lines: u64,
     /// Where the run stood.
     pub progress: Progress,
+    /// Ranks that trained it.
+    #[serde(default = "one")]
+    pub world: usize,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// A run taken up again.
@@ -137,7 +144,7 @@ impl Trainer {
 
     /// Hands the whole training state to the store, if it keeps such.
     pub(super) async fn checkpoint(&mut self, store: &mut dyn Store) -> anyhow::Result<()> {
-        if !store.keeps_checkpoints() {
+        if !self.keeps {
             return Ok(());
         }
         self.progress.window.pause();
@@ -151,13 +158,17 @@ impl Trainer {
             device: self.device.name(),
             lines: store.lines(),
             progress: self.progress.clone(),
+            world: self.world(),
         };
         let mut meta = self.meta();
         meta.extra.insert(STATE.into(), serde_json::to_string(&saved)?);
-        let values = self.state.view(&self.state_names()).await?;
-        self.check_values(&values)?;
-        store.weights(Weights::Checkpoint, &parts(&self.saved, &values), &meta)?;
-        store.prune(self.cfg.train.keep)?;
+        let names = self.state_names();
+        let values = self.whole(&names).await?;
+        if self.is_first() {
+            self.check_values(&values)?;
+            store.weights(Weights::Checkpoint, &parts(&self.saved, &values), &meta)?;
+            store.prune(self.cfg.train.keep)?;
+        }
         self.last_checkpoint = Instant::now();
         self.kept_step = Some(self.progress.step);
         self.progress.times.checkpoints += begin.elapsed().as_secs_f64();
@@ -168,8 +179,35 @@ impl Trainer {
     /// Writes the best weights.
     pub(super) async fn save_best(&self, store: &mut dyn Store) -> anyhow::Result<()> {
         let names: Vec<&str> = self.params.iter().map(|p| p.name.as_str()).collect();
-        let values = self.state.view(&names).await?;
-        store.weights(Weights::Best, &to_tensors(&self.specs, &self.params, &values), &self.best_meta())
+        let values = self.whole(&names).await?;
+        match self.is_first() {
+            true => store.weights(
+                Weights::Best,
+                &to_tensors(&self.specs, &self.params, &values),
+                &self.best_meta(),
+            ),
+            false => Ok(()),
+        }
+    }
+
+    /// Whole values of the state; of several ranks on the first.
+    async fn whole(&self, names: &[&str]) -> anyhow::Result<Vec<Cow<'_, [f32]>>> {
+        match &self.ranks {
+            None => Ok(self.state.view(names).await?),
+            Some(r) => {
+                let values = r.collect(&self.state, &self.params, names).await?;
+                Ok(values.into_iter().map(Cow::Owned).collect())
+            }
+        }
+    }
+
+    /// Whether this rank keeps the run's files.
+    fn is_first(&self) -> bool {
+        self.ranks.as_ref().is_none_or(|r| r.rank() == 0)
+    }
+
+    fn world(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |r| r.world())
     }
 
     fn meta(&self) -> CheckpointMeta {
@@ -200,8 +238,19 @@ impl Trainer {
         let all = run.checkpoints();
         for (step, path) in all.iter().rev() {
             match self.read(path, on_purpose, say) {
-                Ok(saved) => {
+                Ok((saved, values)) => {
                     let (step, lines) = (saved.progress.step, saved.lines);
+                    match self.ranks.clone() {
+                        Some(r) => {
+                            r.tell(Some(serde_json::to_string(&saved)?))?;
+                            r.distribute(&mut self.state, &self.params, &self.saved, Some(values))?;
+                        }
+                        None => {
+                            for (s, v) in self.saved.iter().zip(&values) {
+                                self.state.set(&s.name, v)?;
+                            }
+                        }
+                    }
                     self.progress = saved.progress;
                     self.kept_step = Some(step);
                     self.restore_best(run, &all)?;
@@ -214,22 +263,53 @@ impl Trainer {
             }
         }
         match all.is_empty() {
-            true => Ok(None),
+            true => {
+                if let Some(r) = &self.ranks {
+                    r.tell(Some(String::new()))?;
+                }
+                Ok(None)
+            }
             false => bail!(
-                "{0}: none of its {1} checkpoints can be read; train again with --out {0}",
+                "{0}: none of its {1} checkpoints can be read; train again with --out {0} --force",
                 run.path().display(),
                 all.len()
             ),
         }
     }
 
-    /// Puts a checkpoint's tensors into the state; what it says beside them.
+    /// [`Trainer::resume`] on the ranks that keep no files: they get what the first one reads.
+    pub fn follow(&mut self) -> anyhow::Result<Option<Resumed>> {
+        let Some(r) = self.ranks.clone() else { return Ok(None) };
+        let text = r.tell(None)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let saved: Saved = serde_json::from_str(&text)?;
+        r.distribute(&mut self.state, &self.params, &self.saved, None)?;
+        let (step, lines) = (saved.progress.step, saved.lines);
+        self.progress = saved.progress;
+        self.kept_step = Some(step);
+        Ok(Some(Resumed { step, lines }))
+    }
+
+    /// The place in the epoch of a run that had another number of ranks.
+    fn moved(&self, saved: &mut Saved, then: usize, say: &mut dyn FnMut(String)) {
+        let (was, is) = (then * saved.world, self.cfg.train.batch * self.world());
+        if saved.world != self.world() {
+            say(format!("note: trained by {} ranks so far, by {} from here", saved.world, self.world()));
+        }
+        if was != is {
+            saved.progress.batch = saved.progress.batch * was as u64 / is as u64;
+        }
+    }
+
+    /// What a checkpoint says, and its values in the order of the state.
     fn read(
-        &mut self,
+        &self,
         path: &Path,
         on_purpose: &[String],
         say: &mut dyn FnMut(String),
-    ) -> anyhow::Result<Saved> {
+    ) -> anyhow::Result<(Saved, Vec<Vec<f32>>)> {
         let name = path.display();
         let header = checkpoint::read_header(path)?;
         let text = header.meta.extra.get(STATE);
@@ -243,7 +323,7 @@ impl Trainer {
                 header.meta.birkhoff
             );
         }
-        let saved: Saved =
+        let mut saved: Saved =
             serde_json::from_value(saved).with_context(|| format!("{name}: its state cannot be read"))?;
         if saved.train_rows != self.train_rows {
             bail!(
@@ -257,6 +337,11 @@ impl Trainer {
         for c in &changes {
             let Change { key, was, is } = c;
             if FREE.contains(&key.as_str()) {
+                continue;
+            }
+            // the same rows a step on another number of ranks
+            let together = then.train.batch * saved.world == self.cfg.train.batch * self.world();
+            if key == "train.batch" && saved.world != self.world() && together {
                 continue;
             }
             let table = key.split('.').next().unwrap_or_default();
@@ -292,11 +377,10 @@ impl Trainer {
         for Change { key, was, is } in changes.iter().filter(|c| !FREE.contains(&c.key.as_str())) {
             say(format!("from step {} on: {key} = {is} (so far {was})", saved.progress.step));
         }
+        self.moved(&mut saved, then.train.batch, say);
         let mut tensors = read.tensors.into_iter();
-        for s in &self.saved {
-            upload_state(&mut self.state, &s.name, tensors.by_ref().take(s.parts.len()))?;
-        }
-        Ok(saved)
+        let values = self.saved.iter().map(|s| joined(tensors.by_ref().take(s.parts.len()))).collect();
+        Ok((saved, values))
     }
 
     /// A kill between a checkpoint and the best weights that belong to it leaves older ones; a return to an older

@@ -53,7 +53,7 @@ fn checkpoint_step(name: &OsStr) -> Option<u64> {
 }
 
 /// A run's checkpoints by step, in order.
-pub(super) fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
+pub(crate) fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
     let mut list: Vec<(u64, PathBuf)> =
         entries.filter_map(|e| Some((checkpoint_step(&e.file_name())?, e.path()))).collect();
@@ -70,6 +70,12 @@ pub enum RunError {
     /// `--out` names a finished run.
     #[error("{0} holds a finished run; add --force to replace it, or name another folder with --out")]
     Finished(String),
+    /// `--out` names a run that was stopped.
+    #[error(
+        "{0} holds an unfinished run; go on with it: birkhoff train --resume {0}, or add --force to replace it, \
+         or name another folder with --out"
+    )]
+    Unfinished(String),
     /// `--out` names a folder of something else.
     #[error(
         "{0} is not empty and not a birkhoff run, so it is left alone (also with --force); \
@@ -84,7 +90,7 @@ pub enum RunError {
     Missing(String),
     /// A run without a checkpoint.
     #[error(
-        "{0} has no weights.safetensors: the run did not reach its first checkpoint; train again with --out {0}"
+        "{0} has no weights.safetensors: the run did not reach its first checkpoint; begin it again with: birkhoff train --resume {0}"
     )]
     NoWeights(String),
     /// A run that was stopped before its first evaluation.
@@ -138,24 +144,28 @@ pub struct RunFolder {
     notice: Option<String>,
     /// Held while training; released and removed on drop.
     lock: Option<File>,
+    /// Folders that were made for the run, the innermost first; removed on drop if nothing came into them.
+    made: Vec<PathBuf>,
 }
 
 impl RunFolder {
-    /// Prepares `path` for a new run: creates the folder, or checks that it may be used. A finished
-    /// run is refused without `force`; an unfinished one may be restarted ([`RunFolder::notice`]
-    /// says so); any other folder that is not empty is refused always. Nothing is removed before
-    /// [`RunFolder::begin`], so that a start that fails on its data leaves an old run whole.
+    /// Prepares `path` for a new run: creates the folder, or checks that it may be used. A run, finished or not, is
+    /// refused without `force` ([`RunFolder::notice`] says what is replaced); any other folder that is not empty is
+    /// refused always. Nothing is removed before [`RunFolder::begin`], so that a start that fails on its data leaves
+    /// an old run whole, and nothing where nothing was.
     pub fn create(path: &Path, force: bool) -> Result<Self, RunError> {
         let name = path.display().to_string();
         if path.exists() && !path.is_dir() {
             return Err(RunError::File(name));
         }
+        let absent = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
+        let made: Vec<PathBuf> = path.ancestors().take_while(absent).map(Path::to_owned).collect();
         fs::create_dir_all(path).map_err(io_error(path, "create the folder"))?;
         let mut empty = true;
         for entry in fs::read_dir(path).map_err(io_error(path, "list the folder"))? {
             empty &= entry.map_err(io_error(path, "list the folder"))?.file_name() == OsStr::new(LOCK);
         }
-        if !empty && !is_run(path) {
+        if !empty && !Self::is_run(path) {
             return Err(RunError::NotARun(name));
         }
         let lock = lock(path)?;
@@ -163,12 +173,18 @@ impl RunFolder {
         let notice = match (empty, finished) {
             (true, _) => None,
             (false, true) if !force => return Err(RunError::Finished(name)),
+            (false, false) if !force => return Err(RunError::Unfinished(name)),
             (false, true) => Some(format!("{name}: replacing a finished run (--force)")),
-            (false, false) => Some(format!(
-                "{name}: starting an unfinished run again from its first step (--resume {name} would go on with it)"
-            )),
+            (false, false) => Some(format!("{name}: replacing an unfinished run (--force)")),
         };
-        Ok(Self { path: path.to_owned(), notice, lock: Some(lock) })
+        Ok(Self { path: path.to_owned(), notice, lock: Some(lock), made })
+    }
+
+    /// Whether a folder is a run's: it has a configuration written by this module.
+    pub fn is_run(path: &Path) -> bool {
+        let mut start = Vec::new();
+        let read = File::open(path.join(CONFIG)).map(|f| f.take(MARK.len() as u64).read_to_end(&mut start));
+        matches!(read, Ok(Ok(_))) && start == MARK.as_bytes()
     }
 
     /// Opens a run to go on with it. Nothing is changed before [`RunFolder::rewind`].
@@ -180,11 +196,11 @@ impl RunFolder {
             Ok(m) if !m.is_dir() => return Err(RunError::File(name)),
             Ok(_) => {}
         }
-        if !is_run(path) {
+        if !Self::is_run(path) {
             return Err(RunError::NotResumable(name));
         }
         let lock = lock(path)?;
-        Ok(Self { path: path.to_owned(), notice: None, lock: Some(lock) })
+        Ok(Self { path: path.to_owned(), notice: None, lock: Some(lock), made: vec![] })
     }
 
     /// Takes the run back to a checkpoint: what was written after it goes, so that the folder reads as if the run
@@ -229,7 +245,7 @@ impl RunFolder {
                 false => RunError::NoEvaluation(name),
             });
         }
-        Ok(Self { path: path.to_owned(), notice: None, lock: None })
+        Ok(Self { path: path.to_owned(), notice: None, lock: None, made: vec![] })
     }
 
     /// Removes the files of an earlier run (and only these) and writes the configuration.
@@ -372,17 +388,13 @@ impl Drop for RunFolder {
             // Left behind, the file would do no harm.
             let _ = fs::remove_file(self.path.join(LOCK));
         }
+        // a start that failed leaves no empty folder; one with something in it is not removed
+        self.made.iter().take_while(|folder| fs::remove_dir(folder).is_ok()).for_each(drop);
     }
 }
 
 fn json_error(path: &Path, e: &serde_json::Error) -> RunError {
     RunError::Json { path: path.display().to_string(), message: e.to_string() }
-}
-
-fn is_run(path: &Path) -> bool {
-    let mut start = Vec::new();
-    let read = File::open(path.join(CONFIG)).map(|f| f.take(MARK.len() as u64).read_to_end(&mut start));
-    matches!(read, Ok(Ok(_))) && start == MARK.as_bytes()
 }
 
 fn lock(folder: &Path) -> Result<File, RunError> {

@@ -48,8 +48,26 @@ fn a_finished_run_is_replaced_only_by_force_and_only_its_files() {
     assert_eq!(names(dir.path()), [LOCK, CONFIG, "notes.txt"]);
     drop(run);
 
-    let run = RunFolder::create(dir.path(), false).expect("unfinished");
-    assert!(run.notice().is_some_and(|n| n.contains("unfinished")));
+    let e = RunFolder::create(dir.path(), false).expect_err("unfinished").to_string();
+    assert!(e.contains("birkhoff train --resume ") && e.contains("add --force"), "{e}");
+    let run = RunFolder::create(dir.path(), true).expect("forced");
+    assert!(run.notice().is_some_and(|n| n.contains("replacing an unfinished run")));
+}
+
+#[test]
+fn a_start_that_fails_leaves_nothing() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let path = dir.path().join("a/b");
+    drop(RunFolder::create(&path, false).expect("create"));
+    assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
+    // what was there stays, and so does what came into it
+    fs::create_dir(dir.path().join("a")).expect("folder");
+    drop(RunFolder::create(&path, false).expect("create"));
+    assert_eq!(names(dir.path()), ["a"]);
+    let run = RunFolder::create(&path, false).expect("create");
+    fs::write(path.join("other.txt"), "").expect("file");
+    drop(run);
+    assert_eq!(names(&path), ["other.txt"]);
 }
 
 #[test]

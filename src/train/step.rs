@@ -6,6 +6,7 @@
 //! them is still updated once.
 
 use super::infer::part_name;
+use super::ranks::{Exchange, Ranks};
 use crate::graph::{Graph, Tensor};
 use crate::model::build::Model;
 use crate::model::config::{ConfigError, EmbeddingOptimizer, TrainConfig};
@@ -22,14 +23,16 @@ pub const HYPER: usize = 8;
 pub struct TrainingStep {
     /// The whole graph.
     pub graph: Graph,
-    /// Parameters.
+    /// Parameters, whole, wherever their parts lie.
     pub params: Vec<Param>,
-    /// Optimiser state: (name, elements), starting at zero.
+    /// Optimiser state: (name, elements), starting at zero; whole as the parameters.
     pub optimizer: Vec<(String, usize)>,
     /// Loss of the batch `[1]`.
     pub loss: Tensor,
     /// Squared global gradient norm before clipping `[1]`.
     pub norm2: Tensor,
+    /// Where the tables lie on several ranks: how their rows come and go.
+    pub exchange: Option<Exchange>,
 }
 
 /// State that sums (loss, 1) over steps until the host resets it.
@@ -39,90 +42,176 @@ pub const RUNNING: &str = "running";
 /// [`crate::ops::guard`].
 pub const GUARD: &str = "guard";
 
+/// The gradient of a table, or of the part of one that this rank holds.
+struct TableGrad {
+    /// Name and value in the state.
+    name: String,
+    table: Tensor,
+    grad: Tensor,
+    index: SparseInputs,
+}
+
+/// What the update is made of.
+struct Backward {
+    graph: Graph,
+    params: Vec<Param>,
+    loss: Tensor,
+    /// Of the dense parameters, in their order.
+    dense: Vec<Tensor>,
+    tables: Vec<TableGrad>,
+    exchange: Option<Exchange>,
+    /// Exists once the tables' gradients have arrived from other ranks.
+    arrived: Option<Tensor>,
+}
+
 /// Appends backward and update to a model's graph.
 ///
 /// # Panics
 /// If the model was built with index inputs for another number of batches an update than the configuration's.
 pub fn training_step(model: Model, cfg: &TrainConfig) -> TrainingStep {
-    let (mut graph, params, loss, mut grads, sparse) = match cfg.accumulate {
+    let backward = match cfg.accumulate {
         1 => one_batch(model),
-        k => many_batches(&model, k),
+        k => many_batches(&model, k, None),
     };
+    update(backward, cfg, None)
+}
+
+/// [`training_step`] over several ranks: gradients of dense parameters are summed over them, tables lie where `ranks` says.
+///
+/// # Panics
+/// If the model was built with index inputs.
+pub fn training_step_over(model: &Model, cfg: &TrainConfig, ranks: &Ranks) -> TrainingStep {
+    update(many_batches(model, cfg.accumulate, Some(ranks)), cfg, Some(ranks))
+}
+
+fn is_table(p: &Param) -> bool {
+    matches!(p.kind, Kind::Embedding(_))
+}
+
+fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> TrainingStep {
+    let Backward { mut graph, params, loss, dense, mut tables, exchange, arrived } = backward;
     let g = &mut graph;
     g.enter("update");
     let hyper = g.input("hyper", [HYPER]);
-    let mut indices = sparse.iter();
-    for (p, d) in params.iter().zip(&mut grads) {
-        if let (Kind::Embedding(_), true) = (&p.kind, cfg.embedding_l2 > 0.0) {
-            let s = indices.next().expect("one index a table");
-            let lambda = cfg.embedding_l2;
-            let by_frequency = cfg.embedding_l2_frequency;
-            *d = g.row_l2(lambda, by_frequency, p.tensor, *d, s.unique, s.segments, hyper);
-        }
+    for (p, d) in params.iter().filter(|p| !is_table(p)).zip(&dense) {
         g.name(*d, format!("d {}", p.name));
     }
-    let norm2 = g.sum_squares(&grads);
+    for t in &mut tables {
+        if cfg.embedding_l2 > 0.0 {
+            let (lambda, by_frequency) = (cfg.embedding_l2, cfg.embedding_l2_frequency);
+            let s = t.index;
+            t.grad = g.row_l2(lambda, by_frequency, t.table, t.grad, s.unique, s.segments, hyper);
+        }
+        g.name(t.grad, format!("d {}", t.name));
+    }
+    let table_grads: Vec<Tensor> = tables.iter().map(|t| t.grad).collect();
+    let norm2 = match ranks {
+        None => {
+            // in the order of the parameters
+            let (mut d, mut t) = (dense.iter(), table_grads.iter());
+            let of = |p| if is_table(p) { t.next() } else { d.next() };
+            let all: Vec<Tensor> = params.iter().filter_map(of).copied().collect();
+            g.sum_squares(&all)
+        }
+        Some(ranks) => {
+            let mine: Vec<Tensor> = table_grads.into_iter().chain(arrived).collect();
+            let mine = g.sum_squares(&mine);
+            let all = ranks.sum_of_tables(g, mine);
+            if dense.is_empty() {
+                all
+            } else {
+                let dense = g.sum_squares(&dense);
+                g.add(dense, all)
+            }
+        }
+    };
     g.name(norm2, "the squared norm of the gradient");
     let guard = g.state(GUARD, [2]);
     let guarded = g.guard(guard, loss, norm2, hyper);
-    let mut optimizer = vec![];
-    let mut state = |g: &mut Graph, p: &Param, what: &str, len: usize, shape: &[usize]| {
-        let name = format!("{}#{what}", p.name);
-        optimizer.push((name.clone(), len));
-        g.state(&name, shape)
-    };
-    let mut indices = sparse.iter();
     let adam = Adam { beta1: cfg.beta1, beta2: cfg.beta2, eps: cfg.eps, ..Adam::default() };
-    for (p, d) in params.iter().zip(grads) {
+    let slot =
+        |g: &mut Graph, name: &str, what: &str, shape: &[usize]| g.state(&format!("{name}#{what}"), shape);
+    for (p, d) in params.iter().filter(|p| !is_table(p)).zip(dense) {
         let dims = p.shape().dims();
-        match &p.kind {
-            Kind::Dense | Kind::NoDecay => {
-                let m = state(g, p, "m", p.shape().len(), &dims);
-                let v = state(g, p, "v", p.shape().len(), &dims);
-                let own = cfg.overrides.iter().find(|o| o.matches(&p.name));
-                let usual = if p.kind == Kind::Dense { cfg.weight_decay } else { 0.0 };
-                let decay = own.and_then(|o| o.decay).unwrap_or(usual);
-                let lr_scale = own.map_or(1.0, |o| o.lr_scale);
-                g.adamw(Adam { decay, lr_scale, ..adam }, p.tensor, m, v, d, hyper, guarded);
+        let (m, v) = (slot(g, &p.name, "m", &dims), slot(g, &p.name, "v", &dims));
+        let own = cfg.overrides.iter().find(|o| o.matches(&p.name));
+        let usual = if p.kind == Kind::Dense { cfg.weight_decay } else { 0.0 };
+        let decay = own.and_then(|o| o.decay).unwrap_or(usual);
+        let lr_scale = own.map_or(1.0, |o| o.lr_scale);
+        g.adamw(Adam { decay, lr_scale, ..adam }, p.tensor, m, v, d, hyper, guarded);
+    }
+    for t in &tables {
+        let dims = t.table.shape().dims();
+        let (d, unique) = (t.grad, t.index.unique);
+        match cfg.embedding {
+            EmbeddingOptimizer::Adagrad => {
+                let acc = slot(g, &t.name, "acc", &dims[..1]);
+                g.row_adagrad(cfg.embedding_eps, t.table, acc, d, unique, hyper, guarded);
             }
-            Kind::Embedding(_) => {
-                let unique = indices.next().expect("one index a table").unique;
-                match cfg.embedding {
-                    EmbeddingOptimizer::Adagrad => {
-                        let acc = state(g, p, "acc", dims[0], &dims[..1]);
-                        g.row_adagrad(cfg.embedding_eps, p.tensor, acc, d, unique, hyper, guarded);
-                    }
-                    EmbeddingOptimizer::Adam => {
-                        let m = state(g, p, "m", p.shape().len(), &dims);
-                        let v = state(g, p, "v", p.shape().len(), &dims);
-                        let options = Adam { eps: cfg.embedding_eps, ..adam };
-                        g.lazy_adam(options, p.tensor, m, v, d, unique, hyper, guarded);
-                    }
-                }
+            EmbeddingOptimizer::Adam => {
+                let (m, v) = (slot(g, &t.name, "m", &dims), slot(g, &t.name, "v", &dims));
+                let options = Adam { eps: cfg.embedding_eps, ..adam };
+                g.lazy_adam(options, t.table, m, v, d, unique, hyper, guarded);
             }
         }
     }
     let running = g.state(RUNNING, [1]);
     g.accumulate_into(running, loss);
     g.leave();
-    TrainingStep { graph, params, optimizer, loss, norm2 }
+    let optimizer = params
+        .iter()
+        .flat_map(|p| {
+            let (n, rows) = (p.shape().len(), p.shape().dim(0));
+            slots(p, cfg)
+                .iter()
+                .map(move |what| (format!("{}#{what}", p.name), if *what == "acc" { rows } else { n }))
+        })
+        .collect();
+    TrainingStep { graph, params, optimizer, loss, norm2, exchange }
 }
 
-type Backward = (Graph, Vec<Param>, Tensor, Vec<Tensor>, Vec<SparseInputs>);
+/// The optimiser's values beside a parameter; `acc` is one number a row.
+pub fn slots(p: &Param, cfg: &TrainConfig) -> &'static [&'static str] {
+    match (&p.kind, cfg.embedding) {
+        (Kind::Embedding(_), EmbeddingOptimizer::Adagrad) => &["acc"],
+        _ => &["m", "v"],
+    }
+}
 
 fn one_batch(model: Model) -> Backward {
     let Model { mut graph, params, loss, sparse, .. } = model;
     let wrt: Vec<Tensor> = params.iter().map(|p| p.tensor).collect();
     let grads = graph.gradients(loss, &wrt);
-    (graph, params, loss, grads, sparse)
+    let (mut dense, mut tables) = (vec![], vec![]);
+    let mut indices = sparse.into_iter();
+    for (p, grad) in params.iter().zip(grads) {
+        if is_table(p) {
+            let index = indices.next().expect("one index a table");
+            tables.push(TableGrad { name: p.name.clone(), table: p.tensor, grad, index });
+        } else {
+            dense.push(grad);
+        }
+    }
+    Backward { graph, params, loss, dense, tables, exchange: None, arrived: None }
 }
 
-fn many_batches(model: &Model, k: usize) -> Backward {
+fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
     assert!(model.sparse.is_empty(), "of several batches there is one index, over all of them");
     let mut g = Graph::new();
-    let mut params: Vec<Param> = vec![];
-    // per parameter: the sum of gradients, or a table's gradients of what was gathered
-    let mut dense: Vec<Option<Tensor>> = vec![None; model.params.len()];
+    let names: Vec<String> = model.params.iter().filter(|p| is_table(p)).map(|p| p.name.clone()).collect();
+    let exchange = ranks.map(|r| r.exchange(model.gathers.iter().map(|t| k * t.ids).collect(), "step."));
+    let working: Vec<(String, Tensor)> = match &exchange {
+        None => vec![],
+        Some(e) => {
+            g.enter("embeddings");
+            let tables = e.pull(&mut g, &names);
+            g.leave();
+            names.iter().cloned().zip(tables).collect()
+        }
+    };
+    let mut params: Vec<Param> = model.params.clone();
+    // the sums of gradients, and each table's gradients of what was gathered
+    let mut dense: Vec<Option<Tensor>> = vec![None; params.iter().filter(|p| !is_table(p)).count()];
     let mut gathered: Vec<Vec<Tensor>> = vec![vec![]; model.gathers.len()];
     let (mut loss, mut weight): (Option<Tensor>, Option<Tensor>) = (None, None);
     let sum = |g: &mut Graph, a: Option<Tensor>, b: Tensor| match a {
@@ -130,20 +219,21 @@ fn many_batches(model: &Model, k: usize) -> Backward {
         Some(a) => g.add(a, b),
     };
     for part in 0..k {
-        let at = g.append(&model.graph, |name| part_name(name, part));
+        let at = g.append_replacing(&model.graph, |name| part_name(name, part), &working);
         let here = |t: Tensor| at[t.index()].reshaped(t.shape());
         if part == 0 {
-            params = model.params.iter().map(|p| Param { tensor: here(p.tensor), ..p.clone() }).collect();
+            // of a table that lies elsewhere the whole one's handle has only a shape
+            for p in params.iter_mut().filter(|p| working.is_empty() || !is_table(p)) {
+                p.tensor = here(p.tensor);
+            }
         }
-        let is_table = |p: &Param| matches!(p.kind, Kind::Embedding(_));
         let mut wrt: Vec<Tensor> = params.iter().filter(|p| !is_table(p)).map(|p| p.tensor).collect();
         let tables = wrt.len();
         wrt.extend(model.gathers.iter().map(|t| here(t.tensor)));
         let grads = g.gradients(here(model.loss_sum), &wrt);
         g.enter("accumulate");
-        let places = (0..params.len()).filter(|&i| !is_table(&params[i]));
-        for (i, d) in places.zip(&grads[..tables]) {
-            dense[i] = Some(sum(&mut g, dense[i], *d));
+        for (all, d) in dense.iter_mut().zip(&grads[..tables]) {
+            *all = Some(sum(&mut g, *all, *d));
         }
         for (all, d) in gathered.iter_mut().zip(&grads[tables..]) {
             all.push(*d);
@@ -152,35 +242,47 @@ fn many_batches(model: &Model, k: usize) -> Backward {
         weight = Some(sum(&mut g, weight, here(model.weight_sum)));
         g.leave();
     }
-    let (loss, weight) = (loss.expect("a part"), weight.expect("a part"));
+    let (mut loss, mut weight) = (loss.expect("a part"), weight.expect("a part"));
     g.enter("accumulate");
-    let mut sparse = vec![];
-    let mut tables = gathered.into_iter().enumerate();
-    let grads = params
-        .iter()
-        .zip(dense)
-        .map(|(p, d)| {
-            let d = match d {
-                Some(d) => d,
-                None => {
-                    let (i, parts) = tables.next().expect("one gather a table");
-                    let width = p.shape().last();
-                    let flat: Vec<Tensor> =
-                        parts.iter().map(|t| t.reshaped([t.shape().len() / width, width])).collect();
-                    let dy = g.concat(&flat, 0);
-                    let of = &model.gathers[i];
-                    let s = SparseInputs::new(&mut g, &format!("table{i}"), k * of.ids, of.scaled);
-                    sparse.push(s);
-                    let inputs = [dy, s.order, s.segments].into_iter().chain(s.scale);
-                    g.push(EmbeddingGrad, &inputs.collect::<Vec<_>>())
-                }
-            };
-            g.div(d, weight)
-        })
-        .collect();
+    let mut dense: Vec<Tensor> = dense.into_iter().map(|d| d.expect("a part")).collect();
+    // of each table in one go: what every part gathered
+    let mut table_grads = vec![];
+    for (i, (of, parts)) in model.gathers.iter().zip(&gathered).enumerate() {
+        let width = of.tensor.shape().last();
+        let flat: Vec<Tensor> = parts.iter().map(|t| t.reshaped([t.shape().len() / width, width])).collect();
+        let dy = if flat.len() == 1 { flat[0] } else { g.concat(&flat, 0) };
+        let s = SparseInputs::new(&mut g, &format!("table{i}"), k * of.ids, of.scaled);
+        let inputs = [dy, s.order, s.segments].into_iter().chain(s.scale);
+        table_grads.push((g.push(EmbeddingGrad, &inputs.collect::<Vec<_>>()), s));
+    }
+    if let Some(ranks) = ranks {
+        let both = ranks.sum_of_losses(&mut g, &[loss, weight]);
+        (loss, weight) = (both[0], both[1]);
+        dense = ranks.sum_of_gradients(&mut g, &dense);
+    }
+    let dense = dense.into_iter().map(|d| g.div(d, weight)).collect();
+    let (mut tables, mut arrived) = (vec![], None);
+    match &exchange {
+        None => {
+            for (p, (grad, index)) in params.iter().filter(|p| is_table(p)).zip(table_grads) {
+                let grad = g.div(grad, weight);
+                tables.push(TableGrad { name: p.name.clone(), table: p.tensor, grad, index });
+            }
+        }
+        Some(e) => {
+            let grads: Vec<Tensor> = table_grads.iter().map(|t| t.0).collect();
+            let (own, token) = e.push(&mut g, &names, &grads);
+            arrived = Some(token);
+            for (piece, (table, grad, index)) in e.own().iter().zip(own) {
+                let grad = g.div(grad, weight);
+                let name = piece.state_name(&names[piece.table()]);
+                tables.push(TableGrad { name, table, grad, index });
+            }
+        }
+    }
     let loss = g.div(loss, weight);
     g.leave();
-    (g, params, loss, grads, sparse)
+    Backward { graph: g, params, loss, dense, tables, exchange, arrived }
 }
 
 /// An error for an override that fits no dense parameter.

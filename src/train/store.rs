@@ -168,6 +168,32 @@ impl Store for FolderStore {
     }
 }
 
+/// Nowhere: for ranks that keep no files.
+#[derive(Debug, Default)]
+pub struct NoStore;
+
+impl Store for NoStore {
+    fn record(&mut self, _: &serde_json::Value) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn weights(&mut self, _: Weights, _: &[TensorRef<'_>], _: &CheckpointMeta) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn snapshot(&mut self, _: &Snapshot) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn file(&mut self, _: &str, _: &[u8]) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &serde_json::Value) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
 /// A run in memory, by file name: what a run folder holds, as bytes.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {

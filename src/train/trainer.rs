@@ -11,9 +11,10 @@ use super::diagnose::Diagnoser;
 use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload_step};
 use super::nan::Watched;
 use super::progress::{Best, Progress};
+use super::ranks::{Exchange, Ranks, Told};
 use super::resume::{StateTensors, state_tensors};
 use super::schedule::{Decay, Schedule};
-use super::step::{GUARD, HYPER, RUNNING, check_overrides, hyper, training_step};
+use super::step::{GUARD, HYPER, RUNNING, check_overrides, hyper, slots, training_step, training_step_over};
 use super::store::Store;
 use super::{memory, run};
 use crate::data::feed::Feed;
@@ -21,7 +22,7 @@ use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::diagnose::ModelCard;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
-use crate::model::params::Param;
+use crate::model::params::{Kind, Param};
 use anyhow::{Context, bail};
 use web_time::Instant;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -52,6 +53,13 @@ pub struct Trainer {
     pub(super) last_checkpoint: Instant,
     /// The newest checkpoint's step.
     pub(super) kept_step: Option<u64>,
+    /// The other ranks, and how the training step's tables reach them.
+    pub(super) ranks: Option<Ranks>,
+    exchange: Option<Exchange>,
+    /// Whether the run's store keeps checkpoints: that of the first rank, which all help to make.
+    pub(super) keeps: bool,
+    /// Whether the run ends with this step.
+    stopping: bool,
     /// Where every operation's result is looked at.
     pub(super) watched: Option<Watched>,
 }
@@ -66,32 +74,62 @@ const NORM2: usize = 1;
 impl Trainer {
     /// Builds and compiles; parameters start from the configuration's seed.
     pub fn new(cfg: &Config, inputs: Inputs, device: &Device, train_rows: usize) -> anyhow::Result<Self> {
+        Self::over(cfg, inputs, device, train_rows, None)
+    }
+
+    /// The same as one of several ranks: `train.batch` rows are each rank's share of a step.
+    pub fn over(
+        cfg: &Config,
+        inputs: Inputs,
+        device: &Device,
+        train_rows: usize,
+        ranks: Option<Ranks>,
+    ) -> anyhow::Result<Self> {
         let mut cfg = cfg.clone();
+        let world = ranks.as_ref().map_or(1, Ranks::world);
         // a batch of more rows than there are would be padding
-        cfg.train.batch = cfg.train.batch.min(train_rows.max(1));
+        cfg.train.batch = cfg.train.batch.min(train_rows.div_ceil(world).max(1));
         let cfg = &cfg;
         let t = &cfg.train;
-        let step = training_step(inputs.model(cfg, t.batch, true)?, t);
+        let step = match &ranks {
+            None => training_step(inputs.model(cfg, t.batch, true)?, t),
+            Some(r) => {
+                if t.embedding_l2 > 0.0 && t.embedding_l2_frequency {
+                    bail!(
+                        "train.embedding_l2_frequency counts a row's occurrences, which several ranks do not know; set it to false, or train with one rank"
+                    );
+                }
+                training_step_over(&inputs.model_without_index(cfg, t.batch)?, t, r)
+            }
+        };
         check_overrides(&step.params, t)?;
         let mut card = model_card(&cfg.model, &step, t.batch);
         card.device = device.name();
+        // what is here whole
+        let here = |p: &Param| ranks.is_none() || !matches!(p.kind, Kind::Embedding(_));
         if device.is_cpu() {
-            let states: usize = step.optimizer.iter().map(|o| o.1).sum();
-            memory::check(4 * (card.parameters + states) + card.memory_planned)?;
+            let own: usize = ranks.iter().flat_map(Ranks::own).map(|p| p.rows() * p.width()).sum();
+            let values: usize = step.params.iter().filter(|p| here(p)).map(|p| p.shape().len()).sum();
+            // weights and at most two numbers of the optimiser for each
+            memory::check(12 * (values + own) + card.memory_planned)?;
         }
         let mut state = State::new(device);
-        for p in &step.params {
+        for p in step.params.iter().filter(|p| here(p)) {
             state.set(&p.name, &p.initial(t.seed))?;
+            for what in slots(p, t) {
+                let n = if *what == "acc" { p.shape().dim(0) } else { p.shape().len() };
+                state.set(&format!("{}#{what}", p.name), &vec![0.0; n])?;
+            }
         }
-        for (name, len) in &step.optimizer {
-            state.set(name, &vec![0.0; *len])?;
+        if let Some(r) = &ranks {
+            r.begin_tables(&mut state, &step.params, t.seed, |p| slots(p, t))?;
         }
         state.set(RUNNING, &[0.0])?;
         state.set(GUARD, &[0.0; 2])?;
         let program =
             Program::compile(device, &state, &step.graph, &[step.loss, step.norm2], "training step")?;
-        let scorer = Scorer::new(cfg, &inputs, device, &state)?;
-        let per_epoch = train_rows.div_ceil(t.batch).div_ceil(t.accumulate) as u64;
+        let scorer = Scorer::over(cfg, &inputs, device, &state, ranks.as_ref())?;
+        let per_epoch = train_rows.div_ceil(t.batch * world).div_ceil(t.accumulate) as u64;
         let schedule = Schedule {
             warmup: t.warmup as u64,
             total: per_epoch * t.epochs as u64,
@@ -123,6 +161,10 @@ impl Trainer {
             began: (Instant::now(), 0.0),
             last_checkpoint: Instant::now(),
             kept_step: None,
+            ranks,
+            exchange: step.exchange,
+            keeps: false,
+            stopping: false,
             watched: None,
         })
     }
@@ -130,6 +172,11 @@ impl Trainer {
     /// Trainable numbers.
     pub fn parameters(&self) -> usize {
         self.params.iter().map(|p| p.shape().len()).sum()
+    }
+
+    /// A checksum of the vocabularies.
+    pub fn vocabulary(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(self.vocab.as_bytes())
     }
 
     /// The training step's program, for reports.
@@ -193,13 +240,29 @@ impl Trainer {
         let t = &self.cfg.train;
         let order = Order::Shuffled { seed: t.seed, epoch: epoch as u64 };
         let options = LoaderOptions { skip: skip as usize, ..LoaderOptions::new(t.batch) };
-        Ok(train.loader(self.inputs.groups.clone(), order, options)?)
+        Ok(train.loader(self.inputs.groups.clone(), order, self.share(options))?)
     }
 
     /// The batches of an evaluation.
     fn valid_batches(&self, valid: &Feed) -> anyhow::Result<Loader> {
-        let options = LoaderOptions::new(self.scorer.batch);
+        let options = self.share(LoaderOptions::new(self.scorer.batch));
         Ok(valid.loader(self.inputs.groups.clone(), Order::Sequential, options)?)
+    }
+
+    fn share(&self, options: LoaderOptions) -> LoaderOptions {
+        self.ranks.as_ref().map_or(options, |r| r.share(options))
+    }
+
+    /// What all ranks agree to do after the step that was just run; of one rank alone what its report wants.
+    fn told(&self, report: &mut dyn Report) -> Told {
+        match &self.ranks {
+            Some(r) => r.told(),
+            None => Told {
+                stop: report.stop(),
+                interrupt: report.interrupt(),
+                checkpoint: self.checkpoint_is_due(),
+            },
+        }
     }
 
     /// Trains to the end, or until patience runs out, from wherever the run stands. `report` gets every event and every
@@ -216,9 +279,20 @@ impl Trainer {
         self.began = (Instant::now(), self.progress.seconds);
         self.last_checkpoint = Instant::now();
         let mut interrupted = false;
+        self.keeps = store.keeps_checkpoints();
+        if let Some(r) = &self.ranks {
+            self.keeps = r.largest(u64::from(self.keeps))? == 1;
+        }
         store.file(run::MODEL, &serde_json::to_vec_pretty(&self.card)?)?;
-        let mut diagnoser =
-            Diagnoser::new(&self.cfg, &self.inputs, &self.device, &self.state, &valid, self.schedule.total)?;
+        let mut diagnoser = Diagnoser::new(
+            &self.cfg,
+            &self.inputs,
+            &self.device,
+            &self.state,
+            &valid,
+            self.schedule.total,
+            self.ranks.as_ref(),
+        )?;
         if let Some(d) = &mut diagnoser {
             d.measured = self.progress.diagnoses;
         }
@@ -241,13 +315,18 @@ impl Trainer {
                 if batches.is_empty() {
                     break;
                 }
-                let rows: usize = batches.iter().map(|b| b.rows).sum();
+                let rows: usize = batches.iter().map(|b| b.total).sum();
                 let factor = self.rate_factor();
                 self.progress.step += 1;
                 let step = self.progress.step;
                 let hyper = self.hyper(step, rows);
                 self.watch(&batches, hyper).await?;
-                upload_step(&mut self.program, &batches, &t, step)?;
+                if let Some(r) = &self.ranks {
+                    let (stop, interrupt) = (report.stop(), report.interrupt());
+                    r.ask(Told { stop, interrupt, checkpoint: r.rank() == 0 && self.checkpoint_is_due() });
+                }
+                let over = self.ranks.as_ref().zip(self.exchange.as_ref());
+                upload_step(&mut self.program, &batches, &t, step, over)?;
                 self.program.set("hyper", &hyper)?;
                 let timed = step == PROFILED.min(self.schedule.total) && self.can_be_timed();
                 let ran = match timed {
@@ -263,13 +342,14 @@ impl Trainer {
                 p.window.rows += rows as u64;
                 p.window.steps += 1;
                 for batch in batches {
-                    report.batch(batch.rows);
+                    report.batch(batch.total);
                     loader.recycle(batch);
                 }
                 if let Some(wait) = report.pause() {
                     wait.await;
                 }
-                let stop = report.stop();
+                let Told { stop, interrupt, checkpoint } = self.told(report);
+                self.stopping = stop;
                 let last = stop || step == self.schedule.total;
                 let look = self.device.is_cpu()
                     || self.watched.is_some()
@@ -292,12 +372,12 @@ impl Trainer {
                 if self.progress.evaluate && self.evaluate(&valid, store, report).await? {
                     break 'epochs;
                 }
-                if report.interrupt() {
+                if interrupt {
                     self.check_finite(&train).await?;
                     self.checkpoint(store).await?;
                     return Err(Interrupted { step }.into());
                 }
-                if due(t.checkpoint_every, step) || self.checkpoint_is_due() {
+                if due(t.checkpoint_every, step) || checkpoint {
                     self.check_finite(&train).await?;
                     self.checkpoint(store).await?;
                 }
@@ -308,6 +388,7 @@ impl Trainer {
                 }
             }
             self.check_finite(&train).await?;
+            self.stopping = self.ranks.is_none() && report.stop();
             let already = due(t.eval_every, self.progress.step) && self.progress.epoch + 1 < t.epochs;
             if already {
                 self.progress.epoch += 1;
@@ -338,6 +419,7 @@ impl Trainer {
             seconds: self.elapsed(),
             device: self.device.name(),
             seed: t.seed,
+            ranks: self.ranks.as_ref().map(Ranks::report).transpose()?,
         };
         store.log(&summary)?;
         store.finish(&serde_json::to_value(&summary)?)?;
@@ -377,7 +459,12 @@ impl Trainer {
     /// Whether a step can be timed by the way: not where `--profile` does it already, nor on a GPU without
     /// timestamps, where each dispatch would wait for the one before.
     fn can_be_timed(&self) -> bool {
-        if self.device.is_cpu() { !self.program.is_profiling() } else { self.device.has_timestamps() }
+        if self.device.is_cpu() {
+            !self.program.is_profiling()
+        } else {
+            // communication is no dispatch
+            self.ranks.is_none() && self.device.has_timestamps()
+        }
     }
 
     /// Takes a step and writes where its time went.
@@ -429,7 +516,7 @@ impl Trainer {
         store: &mut dyn Store,
         report: &mut dyn Report,
     ) -> anyhow::Result<bool> {
-        let whole = !report.stop();
+        let whole = !self.stopping;
         let better = match self.measure(valid, store, report).await {
             Err(e) if e.is::<Interrupted>() => {
                 self.checkpoint(store).await?;

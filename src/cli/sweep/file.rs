@@ -12,9 +12,16 @@ const MAX_RUNS: usize = 10_000;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raw {
-    train: Option<PathBuf>,
-    valid: Option<PathBuf>,
+    #[serde(default)]
+    train: Files,
+    #[serde(default)]
+    valid: Files,
+    split: Option<String>,
+    #[serde(alias = "split-by")]
+    split_by: Option<String>,
     config: Option<PathBuf>,
+    schema: Option<PathBuf>,
+    cache: Option<PathBuf>,
     #[serde(default)]
     options: Vec<String>,
     #[serde(default)]
@@ -41,6 +48,19 @@ enum Seeds {
     List(Vec<u64>),
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a file or a list of files")]
+enum Files {
+    One(PathBuf),
+    Several(Vec<PathBuf>),
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Files::Several(vec![])
+    }
+}
+
 /// A model of the sweep, trained once for each seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variant {
@@ -53,12 +73,20 @@ pub struct Variant {
 /// A sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SweepFile {
-    /// Training rows.
-    pub train: Option<PathBuf>,
+    /// Training rows: files and patterns.
+    pub train: Vec<String>,
     /// Validation rows.
-    pub valid: Option<PathBuf>,
+    pub valid: Vec<String>,
+    /// `--split`, in place of validation rows.
+    pub split: Option<String>,
+    /// `--split-by`.
+    pub split_by: Option<String>,
     /// The configuration that everything begins from.
     pub config: Option<PathBuf>,
+    /// The columns of the data.
+    pub schema: Option<PathBuf>,
+    /// Where encoded rows are kept: a folder, or `memory`.
+    pub cache: Option<PathBuf>,
     /// Further options of `birkhoff train`.
     pub options: Vec<String>,
     /// The models, the first being what the others are compared with.
@@ -123,10 +151,21 @@ impl SweepFile {
             }
         }
         let at = |p: Option<PathBuf>| p.map(|p| folder.join(p));
+        let files = |f: Files| -> Vec<String> {
+            let files = match f {
+                Files::One(f) => vec![f],
+                Files::Several(f) => f,
+            };
+            files.into_iter().map(|f| folder.join(f).display().to_string()).collect()
+        };
         Ok(SweepFile {
-            train: at(raw.train),
-            valid: at(raw.valid),
+            train: files(raw.train),
+            valid: files(raw.valid),
+            split: raw.split,
+            split_by: raw.split_by,
             config: at(raw.config),
+            schema: at(raw.schema),
+            cache: raw.cache.map(|c| if c == Path::new("memory") { c } else { folder.join(c) }),
             options: raw.options,
             variants,
             seeds,
@@ -225,7 +264,21 @@ mod tests {
             ["layers=1,mode=hc", "layers=1,mode=mhc", "layers=2,mode=hc", "layers=2,mode=mhc"]
         );
         assert_eq!(f.variants[1].sets, ["model.width=8", "model.layers=1", r#"model.residual.mode="mhc""#]);
-        assert_eq!((f.seeds, f.train), (vec![1, 2], Some("dir/a.tsv".into())));
+        assert_eq!((f.seeds, f.train), (vec![1, 2], vec!["dir/a.tsv".into()]));
+    }
+
+    /// Paths are relative to the file's folder, other words are what they are.
+    #[test]
+    fn data_are_said_by_keys() {
+        let f = parse(
+            "train = ['a.csv', '/b/*.csv']\nsplit = '0.8,0.2'\nsplit_by = 'time:day'\nschema = 's.toml'\ncache = 'rows'",
+        )
+        .unwrap();
+        assert_eq!(f.train, ["dir/a.csv", "/b/*.csv"]);
+        assert_eq!((f.split.as_deref(), f.split_by.as_deref()), (Some("0.8,0.2"), Some("time:day")));
+        assert_eq!((f.schema, f.cache), (Some("dir/s.toml".into()), Some("dir/rows".into())));
+        assert_eq!(parse("cache = 'memory'").unwrap().cache, Some("memory".into()));
+        assert_eq!(parse("split-by = 'random'").unwrap().split_by.as_deref(), Some("random"));
     }
 
     #[test]
@@ -246,6 +299,7 @@ mod tests {
     fn mistakes_are_named_with_their_line() {
         for (text, part) in [
             ("train = 'a'\nsedes = 3", "s.toml:2: unknown field `sedes`"),
+            ("train = 3", "s.toml:1: expected a file or a list of files"),
             ("seeds = []", "expected at least one"),
             ("seeds = [1, 1]", "none of them twice"),
             ("seeds = 'x'", "s.toml:1: expected a number of seeds"),

@@ -1,0 +1,197 @@
+//! Training as one of several ranks: who this is, the connection to the others, where the tables lie.
+
+use super::args::TrainArgs;
+use crate::collective::connect::{Kind, Options, connect};
+use crate::collective::env::Place;
+use crate::collective::{Communicator, Wire};
+use crate::data::FittedEncoder;
+use crate::model::config::{Config, EmbeddingOptimizer};
+use crate::parallel::cost::Cluster;
+use crate::parallel::dense::DenseOptions;
+use crate::parallel::layout::{Layout, Part};
+use crate::parallel::placement::Placement;
+use crate::parallel::planner::{self, Cuts};
+use crate::parallel::tables;
+use crate::text::error_line;
+use crate::train::infer::Inputs;
+use crate::train::ranks::{RankOptions, Ranks};
+use anyhow::{Context, bail, ensure};
+use clap::{Args, ValueEnum};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// What ranks that train together can be told.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Several ranks (birkhoff launch, torchrun, mpirun, srun)")]
+pub struct RankArgs {
+    /// How ranks reach one another: auto, tcp, mpi (needs the feature mpi), nccl (needs the feature nccl and GPUs)
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub collective: Kind,
+    /// The longest silence of a rank that is not taken for its death
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = timeout)]
+    pub collective_timeout: f64,
+    /// The address at which this rank listens [default: that by which it reaches rank 0]
+    #[arg(long, value_name = "ADDRESS")]
+    pub collective_bind: Option<IpAddr>,
+    /// Connections between two ranks: several may help on a fast network
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub collective_lanes: u8,
+    /// What gradients of dense layers look like on the way: f32, bf16, f16 or int8 (with error feedback)
+    #[arg(long, value_name = "FORMAT", default_value_t)]
+    pub grad_wire: Wire,
+    /// What rows of embedding tables and their gradients look like on the way
+    #[arg(long, value_name = "FORMAT", default_value_t)]
+    pub table_wire: Wire,
+    /// Whether gradients are summed while the next ones are computed
+    #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On)]
+    pub overlap: Switch,
+    /// Gradients summed by one operation, in KiB
+    #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub bucket: u32,
+    /// Where the embedding tables lie: a file of `birkhoff plan` [default: planned anew]
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+}
+
+fn timeout(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.5..=86_400.0).contains(&s) => Ok(s),
+        _ => Err("expected seconds, 0.5 to 86400".into()),
+    }
+}
+
+/// Joins the other ranks, where a launcher says that there are some.
+pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
+    let place = Place::of_this_process()?;
+    let r = &args.ranks;
+    if place.as_ref().is_none_or(|p| p.world == 1)
+        && matches!(r.collective, Kind::Auto | Kind::Tcp | Kind::Local)
+    {
+        return Ok(None);
+    }
+    ensure!(
+        !args.data.train.iter().chain(&args.data.valid).any(|p| p.as_os_str() == "-"),
+        "several ranks cannot read standard input; write the rows to a file"
+    );
+    ensure!(
+        !args.dashboard,
+        "--dashboard is for one rank; open `birkhoff dashboard {}` beside them",
+        args.folder().display()
+    );
+    let options = Options {
+        secret: std::env::var("BIRKHOFF_SECRET").ok(),
+        timeout: Duration::from_secs_f64(r.collective_timeout),
+        bind: r.collective_bind,
+        lanes: r.collective_lanes.into(),
+        ..Options::default()
+    };
+    let comm = connect(r.collective, place.as_ref(), &options)?;
+    if comm.world() == 1 {
+        comm.finish()?;
+        return Ok(None);
+    }
+    if comm.rank() == 0 && !args.quiet {
+        eprintln!("{} ranks over {}", comm.world(), comm.transport());
+    }
+    Ok(Some(comm))
+}
+
+/// Runs `work`, telling the other ranks if it fails; of a failure because of another rank's the error is that rank's.
+pub fn together<T>(
+    comm: Option<&Communicator>,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let done = work();
+    let Some(comm) = comm else { return done };
+    match done {
+        Ok(x) => Ok(x),
+        // all leave at the same step
+        Err(e) if e.is::<crate::train::events::Interrupted>() => {
+            comm.finish()?;
+            Err(e)
+        }
+        Err(e) => match comm.failure() {
+            Some(first) => Err(first.into()),
+            None => {
+                comm.abort(&format!("it stopped: {}", error_line(&e)));
+                Err(e)
+            }
+        },
+    }
+}
+
+/// What the trainer needs of the other ranks: all must mean the same.
+pub fn ranks(
+    args: &TrainArgs,
+    comm: &Communicator,
+    cfg: &Config,
+    encoder: &FittedEncoder,
+    inputs: &Inputs,
+) -> anyhow::Result<Ranks> {
+    let (world, r) = (comm.world(), &args.ranks);
+    let tables = tables::of_encoder(encoder, cfg);
+    let (placement, name) = match &r.plan {
+        Some(file) => {
+            let name = file.display().to_string();
+            let text = std::fs::read_to_string(file).with_context(|| format!("{name}: cannot be read"))?;
+            (Placement::from_toml(&name, &text, &tables)?, format!("{name}: "))
+        }
+        None => {
+            let cuts = match cfg.train.embedding {
+                // a row's accumulator is one number
+                EmbeddingOptimizer::Adagrad => Cuts::Rows,
+                EmbeddingOptimizer::Adam => Cuts::Auto,
+            };
+            (planner::plan(&tables, &Cluster::new(world), cfg.train.batch as u64, cuts)?, String::new())
+        }
+    };
+    ensure!(
+        placement.world() == world,
+        "{name}the plan is for {} ranks, {world} were started; make one with `birkhoff plan --world {world}`",
+        placement.world()
+    );
+    let parts: Vec<Part<'_>> = placement
+        .shards()
+        .iter()
+        .map(|s| Part {
+            column: &tables[s.table].name,
+            rows: s.rows.start as u32..s.rows.end as u32,
+            columns: s.columns.start as usize..s.columns.end as usize,
+            rank: s.rank,
+        })
+        .collect();
+    let layout = Layout::new(world, &inputs.features, cfg.model.width, &parts)
+        .map_err(|e| anyhow::anyhow!("{name}{e}"))?;
+    if layout.splits_columns() && cfg.train.embedding == EmbeddingOptimizer::Adagrad {
+        bail!(
+            "{name}a table is split by columns, but row-wise Adagrad keeps one number for a whole row; split it by rows, \
+             or set train.embedding=adam"
+        );
+    }
+    let options = RankOptions {
+        dense: DenseOptions {
+            bucket: r.bucket as usize * 1024,
+            overlap: r.overlap == Switch::On,
+            wire: r.grad_wire,
+        },
+        tables: r.table_wire,
+    };
+    let how = format!("{:?}", (&options, placement.shards()));
+    let ranks = Ranks::new(comm.clone(), layout, options)?;
+    ranks.agree("version of birkhoff", xxh3_64(env!("CARGO_PKG_VERSION").as_bytes()))?;
+    ranks.agree("configuration", xxh3_64(cfg.to_toml()?.as_bytes()))?;
+    ranks.agree("number of training rows", encoder.rows)?;
+    ranks.agree("plan or format of what is sent", xxh3_64(how.as_bytes()))?;
+    Ok(ranks)
+}

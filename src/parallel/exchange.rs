@@ -1,0 +1,326 @@
+//! Embedding tables that lie on several ranks: rows come from where they are, gradients go back.
+//!
+//! Before a step the host sends the distinct ids of its batch to the ranks that hold their rows ([`Exchange::prepare`]).
+//! In the graph each rank gathers what it was asked for and one all_to_all brings every rank the rows of its own batch, as a
+//! small working table `[ids, width]`; the model looks up in it as it would in the whole one. Backward the summed gradient of
+//! each of its rows goes back by another all_to_all to the rank that holds the row, which adds up those of all ranks in
+//! their order and updates its part: the optimiser's state never moves.
+
+use super::layout::{Layout, Piece};
+use crate::collective::{Communicator, Handle, Result, Wire};
+use crate::graph::{Graph, Shape, Tensor};
+use crate::ops::embedding::{Pool, SparseInputs};
+use crate::ops::embedding_grad::EmbeddingGrad;
+use crate::ops::host::{HostWork, Pending};
+use crate::ops::sparse_index::SparseIndex;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Who wants which rows in this step.
+#[derive(Debug, Default)]
+struct Route {
+    /// For every piece: the places of the ids that lie there among this rank's distinct ids of its table.
+    wanted: Vec<Vec<u32>>,
+    /// For each own piece: how many rows each rank wants.
+    asked: Vec<Vec<usize>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    layout: Arc<Layout>,
+    comm: Communicator,
+    wire: Wire,
+    /// Distinct ids of a batch in each table, at most.
+    capacity: Vec<usize>,
+    route: Mutex<Route>,
+}
+
+/// The exchange of one compiled graph. See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    shared: Arc<Shared>,
+    /// Before the names of the graph's inputs.
+    prefix: String,
+}
+
+/// What a rank was asked for, of one of its pieces: inputs of the graph.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Asked {
+    /// `[N]` local rows, rank after rank; 0 after the last. N = world · capacity.
+    pub ids: Vec<u32>,
+    /// Their order.
+    pub index: SparseIndex,
+}
+
+impl Shared {
+    fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    fn own(&self) -> &[Piece] {
+        &self.layout.pieces[self.layout.of(self.rank())]
+    }
+
+    /// Rows of what is gathered for others from an own piece.
+    fn places(&self, p: &Piece) -> usize {
+        self.layout.world * self.capacity[p.table]
+    }
+}
+
+fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Exchange {
+    /// For a graph whose batches have at most `capacity[t]` distinct ids in table t. All ranks make the same, in the same
+    /// order, and the graphs run alike.
+    pub fn new(
+        layout: Arc<Layout>,
+        comm: Communicator,
+        wire: Wire,
+        capacity: Vec<usize>,
+        prefix: &str,
+    ) -> Self {
+        assert_eq!(capacity.len(), layout.tables.len());
+        let shared = Shared { layout, comm, wire, capacity, route: Mutex::default() };
+        Exchange { shared: Arc::new(shared), prefix: prefix.into() }
+    }
+
+    fn input(&self, i: usize) -> String {
+        format!("{}piece{i}", self.prefix)
+    }
+
+    /// Names of the graph inputs of own piece `i`: its ids, and the prefix of its index.
+    pub fn inputs(&self, i: usize) -> (String, String) {
+        (format!("{}.ids", self.input(i)), self.input(i))
+    }
+
+    /// What this rank holds.
+    pub fn own(&self) -> &[Piece] {
+        self.shared.own()
+    }
+
+    /// Appends the way of the rows: the working table of each table, `[capacity, width]`. `names[t]` is the table's name.
+    pub fn pull(&self, g: &mut Graph, names: &[String]) -> Vec<Tensor> {
+        let s = &self.shared;
+        let gathered: Vec<Tensor> = self
+            .own()
+            .iter()
+            .enumerate()
+            .map(|(i, p)| {
+                let table = g.state(&p.state_name(&names[p.table]), [p.rows(), p.width()]);
+                let ids = g.input_ids(&self.inputs(i).0, [s.places(p), 1]);
+                g.gather(table, ids, None).reshaped([s.places(p), p.width()])
+            })
+            .collect();
+        g.host(Arc::new(Pull(s.clone())), &gathered)
+    }
+
+    /// Appends the way back of the gradients `[capacity, width]` of the working tables: for each own piece its state, the
+    /// summed gradient `[N, width]` and its index; and a value of zeros `[1]` that exists once they have arrived.
+    pub fn push(
+        &self,
+        g: &mut Graph,
+        names: &[String],
+        grads: &[Tensor],
+    ) -> (Vec<(Tensor, Tensor, SparseInputs)>, Tensor) {
+        let mut arrived = g.host(Arc::new(Push(self.shared.clone())), grads);
+        let token = arrived.pop().expect("the last output");
+        let own: Vec<Piece> = self.own().to_vec();
+        let out = own
+            .iter()
+            .zip(arrived)
+            .enumerate()
+            .map(|(i, (p, rows))| {
+                let index = SparseInputs::new(g, &self.inputs(i).1, self.shared.places(p), false);
+                let sum = g.push(EmbeddingGrad, &[rows, index.order, index.segments]);
+                (state_of(g, &p.state_name(&names[p.table])), sum, index)
+            })
+            .collect();
+        (out, token)
+    }
+
+    /// Tells the other ranks which rows this one wants: `unique[t]` are rising ids of table t. Returns what this rank was
+    /// asked for, for each of its pieces.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn prepare(&self, unique: &[&[u32]]) -> Result<Vec<Asked>> {
+        let s = &self.shared;
+        let (layout, world) = (&s.layout, s.layout.world);
+        let mut wanted = vec![];
+        let mut rows: Vec<Vec<u32>> = vec![];
+        for p in &layout.pieces {
+            let (mut places, mut local) = (vec![], vec![]);
+            p.find(unique[p.table], |at, row| {
+                places.push(at as u32);
+                local.push(row);
+            });
+            wanted.push(places);
+            rows.push(local);
+        }
+        let pieces_of: Vec<usize> = (0..world).map(|r| layout.of(r).len()).collect();
+        let mine = pieces_of[s.rank()];
+        let counts: Vec<u32> = rows.iter().map(|r| r.len() as u32).collect();
+        // [rank that asks, own piece]
+        let asked = s.comm.all_to_all(&counts, &pieces_of, &vec![mine; world])?;
+        let total = |pieces: &[Vec<u32>]| pieces.iter().map(Vec::len).sum::<usize>();
+        let sent: Vec<usize> = (0..world).map(|r| total(&rows[layout.of(r)])).collect();
+        let received: Vec<usize> =
+            (0..world).map(|r| asked[r * mine..][..mine].iter().map(|n| *n as usize).sum()).collect();
+        let ids = s.comm.all_to_all(&rows.concat(), &sent, &received)?;
+        let mut out = vec![Asked::default(); mine];
+        let mut rest = &ids[..];
+        for from in 0..world {
+            for (a, n) in out.iter_mut().zip(&asked[from * mine..][..mine]) {
+                let (head, tail) = rest.split_at(*n as usize);
+                a.ids.extend_from_slice(head);
+                rest = tail;
+            }
+        }
+        for (a, p) in out.iter_mut().zip(self.own()) {
+            let n = a.ids.len() as u32;
+            a.ids.resize(s.places(p), 0);
+            let bags: Vec<u32> = (0..=n).collect();
+            a.index.set_bags(&a.ids, &bags, None, Pool::Sum);
+        }
+        let asked = (0..mine).map(|i| (0..world).map(|r| asked[r * mine + i] as usize).collect()).collect();
+        *lock(&s.route) = Route { wanted, asked };
+        Ok(out)
+    }
+}
+
+/// The tensor of a state that the graph has already.
+fn state_of(g: &Graph, name: &str) -> Tensor {
+    g.state_named(name).unwrap_or_else(|| panic!("no state named {name}"))
+}
+
+/// Rows to those who asked: inputs, what was gathered from each own piece; outputs, the working tables.
+#[derive(Debug)]
+struct Pull(Arc<Shared>);
+
+struct Pulling {
+    shared: Arc<Shared>,
+    handle: Handle<Vec<f32>>,
+}
+
+impl HostWork for Pull {
+    fn name(&self) -> &'static str {
+        "pull_rows"
+    }
+
+    fn outputs(&self, _: &[Shape]) -> Vec<Shape> {
+        let s = &self.0;
+        s.layout.tables.iter().zip(&s.capacity).map(|(t, n)| Shape::new(&[*n, t.width])).collect()
+    }
+
+    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending> {
+        let s = &self.0;
+        let route = lock(&s.route);
+        let world = s.layout.world;
+        let own = s.own();
+        let mut data = vec![];
+        let mut sent = vec![0; world];
+        // where in each piece the next rank's rows begin
+        let mut at = vec![0; own.len()];
+        for (to, sent) in sent.iter_mut().enumerate() {
+            for (i, p) in own.iter().enumerate() {
+                let n = route.asked[i][to] * p.width();
+                data.extend_from_slice(&inputs[i][at[i]..][..n]);
+                at[i] += n;
+                *sent += n;
+            }
+        }
+        let received: Vec<usize> = (0..world)
+            .map(|r| s.layout.of(r).map(|i| route.wanted[i].len() * s.layout.pieces[i].width()).sum())
+            .collect();
+        let handle = s.comm.all_to_all_wire_start(data, sent, received, s.wire);
+        Box::new(Pulling { shared: s.clone(), handle })
+    }
+}
+
+impl Pending for Pulling {
+    fn wait(self: Box<Self>) -> std::result::Result<Vec<Vec<f32>>, String> {
+        let data = self.handle.wait().map_err(|e| e.to_string())?;
+        let s = &self.shared;
+        let route = lock(&s.route);
+        let shapes = s.layout.tables.iter().zip(&s.capacity);
+        let mut out: Vec<Vec<f32>> = shapes.map(|(t, n)| vec![0.0; n * t.width]).collect();
+        let mut rest = &data[..];
+        for (p, places) in s.layout.pieces.iter().zip(&route.wanted) {
+            let width = s.layout.tables[p.table].width;
+            let table = &mut out[p.table];
+            for at in places {
+                let (row, tail) = rest.split_at(p.width());
+                table[*at as usize * width..][p.columns.clone()].copy_from_slice(row);
+                rest = tail;
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Gradients to those who hold the rows: inputs, of each working table; outputs, of each own piece, and a token.
+#[derive(Debug)]
+struct Push(Arc<Shared>);
+
+struct Pushing {
+    shared: Arc<Shared>,
+    handle: Handle<Vec<f32>>,
+}
+
+impl HostWork for Push {
+    fn name(&self) -> &'static str {
+        "push_gradients"
+    }
+
+    fn outputs(&self, _: &[Shape]) -> Vec<Shape> {
+        let s = &self.0;
+        let rows = s.own().iter().map(|p| Shape::new(&[s.places(p), p.width()]));
+        rows.chain([Shape::new(&[1])]).collect()
+    }
+
+    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending> {
+        let s = &self.0;
+        let route = lock(&s.route);
+        let world = s.layout.world;
+        let mut data = vec![];
+        for (p, places) in s.layout.pieces.iter().zip(&route.wanted) {
+            let width = s.layout.tables[p.table].width;
+            for at in places {
+                data.extend_from_slice(&inputs[p.table][*at as usize * width..][p.columns.clone()]);
+            }
+        }
+        let sent: Vec<usize> = (0..world)
+            .map(|r| s.layout.of(r).map(|i| route.wanted[i].len() * s.layout.pieces[i].width()).sum())
+            .collect();
+        let received: Vec<usize> = (0..world)
+            .map(|r| s.own().iter().zip(&route.asked).map(|(p, asked)| asked[r] * p.width()).sum())
+            .collect();
+        let handle = s.comm.all_to_all_wire_start(data, sent, received, s.wire);
+        Box::new(Pushing { shared: s.clone(), handle })
+    }
+}
+
+impl Pending for Pushing {
+    fn wait(self: Box<Self>) -> std::result::Result<Vec<Vec<f32>>, String> {
+        let data = self.handle.wait().map_err(|e| e.to_string())?;
+        let s = &self.shared;
+        let route = lock(&s.route);
+        let own = s.own();
+        let mut out: Vec<Vec<f32>> =
+            own.iter().map(|p| Vec::with_capacity(s.places(p) * p.width())).collect();
+        let mut rest = &data[..];
+        for from in 0..s.layout.world {
+            for ((p, asked), out) in own.iter().zip(&route.asked).zip(&mut out) {
+                let (rows, tail) = rest.split_at(asked[from] * p.width());
+                out.extend_from_slice(rows);
+                rest = tail;
+            }
+        }
+        for (p, out) in own.iter().zip(&mut out) {
+            out.resize(s.places(p) * p.width(), 0.0);
+        }
+        out.push(vec![0.0]);
+        Ok(out)
+    }
+}

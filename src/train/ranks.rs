@@ -1,0 +1,439 @@
+//! Training on several ranks: each has its share of every batch and its part of the tables; dense parameters are the same
+//! everywhere. Only rank 0 keeps a run's files.
+
+use super::infer::{part_name, upload_examples, upload_indices};
+use super::resume::StateTensors;
+use crate::collective::{Communicator, Reduction, Wire};
+use crate::data::batch::{Batch, SparseIds};
+use crate::data::loader::LoaderOptions;
+use crate::data::metrics::MetricsAccumulator;
+use crate::graph::exec::{Program, State};
+use crate::graph::{Graph, Tensor};
+use crate::model::params::{Kind, Param};
+use crate::parallel::dense::{DenseOptions, Signal, Signals, all_reduce_gradients, all_reduce_small};
+use crate::parallel::layout::{Layout, Piece};
+use anyhow::bail;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+pub use crate::parallel::exchange::Exchange;
+
+/// How values travel between ranks.
+#[derive(Clone, Debug, Default)]
+pub struct RankOptions {
+    /// Gradients of dense parameters.
+    pub dense: DenseOptions,
+    /// Rows of tables and their gradients.
+    pub tables: Wire,
+}
+
+/// The ranks that train one model.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    /// For dense gradients, losses, and everything beside the steps.
+    comm: Communicator,
+    /// For tables: its operations run beside the others.
+    tables: Communicator,
+    layout: Arc<Layout>,
+    options: RankOptions,
+    signals: Arc<Signals>,
+}
+
+/// What all ranks decided at a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// To end the run.
+    pub stop: bool,
+    /// To save and end.
+    pub interrupt: bool,
+    /// To save.
+    pub checkpoint: bool,
+}
+
+/// What a run's ranks did, for its summary.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// Ranks.
+    pub world: usize,
+    /// `tcp` and its like.
+    pub transport: String,
+    /// Of each rank.
+    pub ranks: Vec<RankLine>,
+}
+
+/// One rank's part.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankLine {
+    /// Seconds in which sums and exchanges ran.
+    pub communicating: f64,
+    /// Seconds of them in which the rank had nothing else to do.
+    pub waiting: f64,
+    /// Bytes sent.
+    pub sent: u64,
+    /// Values of embedding tables that it holds.
+    pub table_values: u64,
+}
+
+impl RankLine {
+    /// The share of communication behind which something was computed.
+    pub fn overlap(&self) -> f64 {
+        (1.0 - self.waiting / self.communicating.max(1e-9)).clamp(0.0, 1.0)
+    }
+}
+
+impl Ranks {
+    /// Over a group of at least two. All ranks call it with the same layout and options.
+    ///
+    /// # Errors
+    /// If a rank is lost, or the layout is for another number of ranks.
+    pub fn new(comm: Communicator, layout: Layout, options: RankOptions) -> anyhow::Result<Self> {
+        if layout.world != comm.world() {
+            bail!("the plan is for {} ranks, {} were started", layout.world, comm.world());
+        }
+        let tables = comm.split(Some(0), comm.rank() as u32)?.expect("every rank has the same color");
+        Ok(Ranks { comm, tables, layout: layout.into(), options, signals: Arc::default() })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// Their number.
+    pub fn world(&self) -> usize {
+        self.comm.world()
+    }
+
+    /// The group.
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// What this rank holds.
+    pub fn own(&self) -> &[Piece] {
+        &self.layout.pieces[self.layout.of(self.rank())]
+    }
+
+    /// The way of rows for a graph with at most so many distinct ids of each table.
+    pub(super) fn exchange(&self, capacity: Vec<usize>, prefix: &str) -> Exchange {
+        Exchange::new(self.layout.clone(), self.tables.clone(), self.options.tables, capacity, prefix)
+    }
+
+    /// The sum over ranks of the tables' part of the gradient's squared norm; by the tables' communicator, whose
+    /// operations depend on one another anyway.
+    pub(super) fn sum_of_tables(&self, g: &mut Graph, mine: Tensor) -> Tensor {
+        all_reduce_small(g, &self.tables, &[mine], None)[0]
+    }
+
+    /// The sums over ranks of loss and weight, with what the ranks ask for.
+    pub(super) fn sum_of_losses(&self, g: &mut Graph, values: &[Tensor]) -> Vec<Tensor> {
+        all_reduce_small(g, &self.comm, values, Some(self.signals.clone()))
+    }
+
+    /// The sums over ranks of dense gradients.
+    pub(super) fn sum_of_gradients(&self, g: &mut Graph, grads: &[Tensor]) -> Vec<Tensor> {
+        all_reduce_gradients(g, &self.comm, grads, &self.options.dense)
+    }
+
+    /// A forward graph whose tables are read from where they lie: the graph, and where each of the model's values is in it.
+    pub(super) fn forward(
+        &self,
+        graph: &Graph,
+        params: &[Param],
+        capacity: Vec<usize>,
+        prefix: &str,
+    ) -> (Graph, Vec<Tensor>, Exchange) {
+        let names = table_names(params);
+        let exchange = self.exchange(capacity, prefix);
+        let mut g = Graph::new();
+        g.enter("embeddings");
+        let working = exchange.pull(&mut g, &names);
+        g.leave();
+        let replaced: Vec<(String, Tensor)> = names.into_iter().zip(working).collect();
+        let at = g.append_replacing(graph, str::to_string, &replaced);
+        (g, at, exchange)
+    }
+
+    /// A rank's share of all batches.
+    pub(super) fn share(&self, options: LoaderOptions) -> LoaderOptions {
+        LoaderOptions { rank: self.rank(), ranks: self.world(), ..options }
+    }
+
+    /// What this rank would like after the next step.
+    pub(super) fn ask(&self, told: Told) {
+        self.signals.set(Signal::Stop, told.stop);
+        self.signals.set(Signal::Interrupt, told.interrupt);
+        self.signals.set(Signal::Checkpoint, told.checkpoint);
+    }
+
+    /// What the ranks asked for in the step that was just run.
+    pub(super) fn told(&self) -> Told {
+        Told {
+            stop: self.signals.is_set(Signal::Stop),
+            interrupt: self.signals.is_set(Signal::Interrupt),
+            checkpoint: self.signals.is_set(Signal::Checkpoint),
+        }
+    }
+
+    /// Uploads the batches of a run of a graph, whose ids become places in the working tables, and tells the other ranks
+    /// which rows they need. `parts`: the graph's inputs are named for several batches.
+    pub(super) fn upload(
+        &self,
+        program: &mut Program,
+        exchange: &Exchange,
+        batches: &[&Batch],
+        merged: &[SparseIds],
+        parts: bool,
+    ) -> anyhow::Result<()> {
+        let unique: Vec<&[u32]> = merged.iter().map(|s| &s.unique[..s.n_unique]).collect();
+        let asked = exchange.prepare(&unique)?;
+        for (i, a) in asked.iter().enumerate() {
+            let (ids, index) = exchange.inputs(i);
+            program.set_ids(&ids, &a.ids)?;
+            if program.has_input(&format!("{index}.order")) {
+                program.set_ids(&format!("{index}.order"), &a.index.order)?;
+                program.set_ids(&format!("{index}.segments"), &a.index.segments)?;
+                program.set_ids(&format!("{index}.unique"), &a.index.unique)?;
+            }
+        }
+        for (part, batch) in batches.iter().enumerate() {
+            let rename = |name: &str| if parts { part_name(name, part) } else { name.to_string() };
+            // padding is in no index: any row will do
+            let local = |(s, unique): (&SparseIds, &&[u32])| -> Vec<u32> {
+                s.ids.iter().map(|id| unique.binary_search(id).unwrap_or(0) as u32).collect()
+            };
+            let ids: Vec<Vec<u32>> = batch.groups.iter().zip(&unique).map(local).collect();
+            upload_examples(program, batch, &rename, Some(&ids))?;
+        }
+        if parts { upload_indices(program, merged.iter()) } else { Ok(()) }
+    }
+
+    /// Makes sure that all ranks have the same, before they train for hours on different things.
+    ///
+    /// # Errors
+    /// If they do not: says which rank differs.
+    pub fn agree(&self, what: &str, value: u64) -> anyhow::Result<()> {
+        let all = self.comm.all_gather(&[value], &vec![1; self.world()])?;
+        match all.iter().position(|v| *v != all[0]) {
+            None => Ok(()),
+            Some(rank) => bail!(
+                "rank {rank} has another {what} than rank 0; start all ranks with the same version, configuration and files"
+            ),
+        }
+    }
+
+    /// Everyone's scores and labels.
+    pub(super) fn merge(&self, mine: &MetricsAccumulator) -> anyhow::Result<MetricsAccumulator> {
+        let mine = mine.to_words();
+        let lengths = self.comm.all_gather(&[mine.len() as u64], &vec![1; self.world()])?;
+        let lengths: Vec<usize> = lengths.into_iter().map(|n| n as usize).collect();
+        let all = self.comm.all_gather(&mine, &lengths)?;
+        let mut rest = &all[..];
+        let mut out = MetricsAccumulator::new();
+        for n in lengths {
+            let (words, tail) = rest.split_at(n);
+            out.merge(MetricsAccumulator::from_words(words));
+            rest = tail;
+        }
+        Ok(out)
+    }
+
+    /// Puts this rank's parts of the tables' first values into the state, and zeros for their optimiser.
+    pub(super) fn begin_tables(
+        &self,
+        state: &mut State,
+        params: &[Param],
+        seed: u64,
+        slots: impl Fn(&Param) -> &'static [&'static str],
+    ) -> anyhow::Result<()> {
+        for (table, p) in params.iter().filter(|p| matches!(p.kind, Kind::Embedding(_))).enumerate() {
+            let mine: Vec<&Piece> = self.own().iter().filter(|q| q.table == table).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            // a function of seed and name for the whole: the same numbers whatever lies where
+            let whole = p.initial(seed);
+            for piece in mine {
+                let name = piece.state_name(&p.name);
+                state.set(&name, &cut(piece, &whole, p.shape().last(), false))?;
+                for what in slots(p) {
+                    let n = piece.rows() * if *what == "acc" { 1 } else { piece.width() };
+                    state.set(&format!("{name}#{what}"), &vec![0.0; n])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The whole values of names in the state, put together on rank 0; empty on the others.
+    pub(super) async fn collect(
+        &self,
+        state: &State,
+        params: &[Param],
+        saved: &[&str],
+    ) -> anyhow::Result<Vec<Vec<f32>>> {
+        let mut out = vec![];
+        for name in saved {
+            let Some((table, p, what)) = table_of(params, name) else {
+                out.push(match self.rank() {
+                    0 => state.get(&[name]).await?.remove(0),
+                    _ => vec![],
+                });
+                continue;
+            };
+            let (rows, width) = (p.shape().dim(0), p.shape().last());
+            let by_row = what == Some("acc");
+            let mut whole =
+                vec![0.0; if self.rank() == 0 { rows * if by_row { 1 } else { width } } else { 0 }];
+            for piece in self.layout.pieces.iter().filter(|q| q.table == table) {
+                let own = local_name(piece, &p.name, what);
+                let n = piece.rows() * if by_row { 1 } else { piece.width() };
+                let value = match (self.rank(), piece.rank) {
+                    (me, at) if me == at => {
+                        let v = state.get(&[&own]).await?.remove(0);
+                        if me != 0 {
+                            self.comm.send(&v, 0)?;
+                        }
+                        v
+                    }
+                    (0, at) => {
+                        let mut v = vec![0f32; n];
+                        self.comm.receive(&mut v, at)?;
+                        v
+                    }
+                    _ => continue,
+                };
+                if self.rank() == 0 {
+                    paste(piece, &value, &mut whole, width, by_row);
+                }
+            }
+            out.push(whole);
+        }
+        Ok(out)
+    }
+
+    /// The reverse: whole values on rank 0 go to where they belong.
+    pub(super) fn distribute(
+        &self,
+        state: &mut State,
+        params: &[Param],
+        saved: &[StateTensors],
+        whole: Option<Vec<Vec<f32>>>,
+    ) -> anyhow::Result<()> {
+        let mut whole = whole.map(Vec::into_iter);
+        for s in saved {
+            let value = whole.as_mut().map(|w| w.next().expect("one value a name"));
+            let Some((table, p, what)) = table_of(params, &s.name) else {
+                let n = s.parts.iter().map(|p| p.shape.iter().product::<usize>()).sum();
+                let mut v = value.unwrap_or_else(|| vec![0.0; n]);
+                self.comm.broadcast(&mut v, 0)?;
+                state.set(&s.name, &v)?;
+                continue;
+            };
+            let by_row = what == Some("acc");
+            for piece in self.layout.pieces.iter().filter(|q| q.table == table) {
+                let mut v = value.as_ref().map_or_else(
+                    || vec![0.0; piece.rows() * if by_row { 1 } else { piece.width() }],
+                    |w| cut(piece, w, p.shape().last(), by_row),
+                );
+                match (self.rank(), piece.rank) {
+                    (0, 0) => {}
+                    (0, at) => {
+                        self.comm.send(&v, at)?;
+                        continue;
+                    }
+                    (me, at) if me == at => self.comm.receive(&mut v, 0)?,
+                    _ => continue,
+                }
+                state.set(&local_name(piece, &p.name, what), &v)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rank 0's text for all.
+    pub(super) fn tell(&self, text: Option<String>) -> anyhow::Result<String> {
+        let mut bytes = text.unwrap_or_default().into_bytes();
+        let mut n = [bytes.len() as u64];
+        self.comm.broadcast(&mut n, 0)?;
+        bytes.resize(n[0] as usize, 0);
+        self.comm.broadcast(&mut bytes, 0)?;
+        Ok(String::from_utf8(bytes)?)
+    }
+
+    /// What each rank did.
+    pub(super) fn report(&self) -> anyhow::Result<RankReport> {
+        let (a, b) = (self.comm.stats(), self.tables.stats());
+        let values: usize = self.own().iter().map(|p| p.rows() * p.width()).sum();
+        let mine =
+            [(a.busy + b.busy).to_bits(), (a.waited + b.waited).to_bits(), a.sent + b.sent, values as u64];
+        let all = self.comm.all_gather(&mine, &vec![mine.len(); self.world()])?;
+        let line = |w: &[u64]| RankLine {
+            communicating: f64::from_bits(w[0]),
+            waiting: f64::from_bits(w[1]),
+            sent: w[2],
+            table_values: w[3],
+        };
+        Ok(RankReport {
+            world: self.world(),
+            transport: self.comm.transport().into(),
+            ranks: all.chunks_exact(mine.len()).map(line).collect(),
+        })
+    }
+
+    /// The largest of the ranks' values.
+    pub fn largest(&self, value: u64) -> anyhow::Result<u64> {
+        let mut v = [value];
+        self.comm.all_reduce(&mut v, Reduction::Max)?;
+        Ok(v[0])
+    }
+}
+
+fn table_names(params: &[Param]) -> Vec<String> {
+    params.iter().filter(|p| matches!(p.kind, Kind::Embedding(_))).map(|p| p.name.clone()).collect()
+}
+
+/// The table that a name in the state belongs to, its place among the tables, and which of the optimiser's values it is.
+fn table_of<'a, 'b>(params: &'a [Param], name: &'b str) -> Option<(usize, &'a Param, Option<&'b str>)> {
+    let (base, what) = match name.split_once('#') {
+        Some((base, what)) => (base, Some(what)),
+        None => (name, None),
+    };
+    let mut tables = params.iter().filter(|p| matches!(p.kind, Kind::Embedding(_))).enumerate();
+    tables.find(|(_, p)| p.name == base).map(|(i, p)| (i, p, what))
+}
+
+fn local_name(piece: &Piece, table: &str, what: Option<&str>) -> String {
+    let name = piece.state_name(table);
+    what.map_or(name.clone(), |w| format!("{name}#{w}"))
+}
+
+/// A piece of a whole value: `[rows, width]`, or `[rows]` where it has one number a row.
+fn cut(piece: &Piece, whole: &[f32], width: usize, by_row: bool) -> Vec<f32> {
+    let mut out = vec![];
+    for r in &piece.ranges {
+        for row in r.start as usize..r.end as usize {
+            match by_row {
+                true => out.push(whole[row]),
+                false => out.extend_from_slice(&whole[row * width..][piece.columns.clone()]),
+            }
+        }
+    }
+    out
+}
+
+/// The reverse of [`cut`].
+fn paste(piece: &Piece, value: &[f32], whole: &mut [f32], width: usize, by_row: bool) {
+    let mut at = 0;
+    let n = if by_row { 1 } else { piece.width() };
+    for r in &piece.ranges {
+        for row in r.start as usize..r.end as usize {
+            let from = &value[at..at + n];
+            match by_row {
+                true => whole[row] = from[0],
+                false => whole[row * width..][piece.columns.clone()].copy_from_slice(from),
+            }
+            at += n;
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A browser tab has no other ranks: nothing here can be made, and the compiler leaves out what would be done with it.
+
+use super::resume::StateTensors;
+use crate::data::batch::{Batch, SparseIds};
+use crate::data::loader::LoaderOptions;
+use crate::data::metrics::MetricsAccumulator;
+use crate::graph::exec::{Program, State};
+use crate::graph::{Graph, Tensor};
+use crate::model::params::Param;
+use crate::ops::embedding::SparseInputs;
+use serde::{Deserialize, Serialize};
+
+/// None.
+#[derive(Clone, Debug)]
+pub enum Ranks {}
+
+/// None.
+#[derive(Clone, Debug)]
+pub enum Exchange {}
+
+/// None.
+#[derive(Clone, Debug)]
+pub enum Piece {}
+
+/// What all ranks decided at a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// To end the run.
+    pub stop: bool,
+    /// To save and end.
+    pub interrupt: bool,
+    /// To save.
+    pub checkpoint: bool,
+}
+
+/// What a run's ranks did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum RankReport {}
+
+#[allow(missing_docs)]
+impl Piece {
+    pub fn state_name(&self, _: &str) -> String {
+        match *self {}
+    }
+    pub fn rows(&self) -> usize {
+        match *self {}
+    }
+    pub fn width(&self) -> usize {
+        match *self {}
+    }
+    pub fn table(&self) -> usize {
+        match *self {}
+    }
+}
+
+#[allow(missing_docs)]
+impl Exchange {
+    pub fn own(&self) -> &[Piece] {
+        match *self {}
+    }
+    pub fn pull(&self, _: &mut Graph, _: &[String]) -> Vec<Tensor> {
+        match *self {}
+    }
+    pub fn push(
+        &self,
+        _: &mut Graph,
+        _: &[String],
+        _: &[Tensor],
+    ) -> (Vec<(Tensor, Tensor, SparseInputs)>, Tensor) {
+        match *self {}
+    }
+}
+
+#[allow(missing_docs)]
+impl Ranks {
+    pub fn rank(&self) -> usize {
+        match *self {}
+    }
+    pub fn world(&self) -> usize {
+        match *self {}
+    }
+    pub fn own(&self) -> &[Piece] {
+        match *self {}
+    }
+    pub(super) fn exchange(&self, _: Vec<usize>, _: &str) -> Exchange {
+        match *self {}
+    }
+    pub(super) fn sum_of_tables(&self, _: &mut Graph, _: Tensor) -> Tensor {
+        match *self {}
+    }
+    pub(super) fn sum_of_losses(&self, _: &mut Graph, _: &[Tensor]) -> Vec<Tensor> {
+        match *self {}
+    }
+    pub(super) fn sum_of_gradients(&self, _: &mut Graph, _: &[Tensor]) -> Vec<Tensor> {
+        match *self {}
+    }
+    pub(super) fn forward(
+        &self,
+        _: &Graph,
+        _: &[Param],
+        _: Vec<usize>,
+        _: &str,
+    ) -> (Graph, Vec<Tensor>, Exchange) {
+        match *self {}
+    }
+    pub(super) fn share(&self, _: LoaderOptions) -> LoaderOptions {
+        match *self {}
+    }
+    pub(super) fn ask(&self, _: Told) {
+        match *self {}
+    }
+    pub(super) fn told(&self) -> Told {
+        match *self {}
+    }
+    pub(super) fn upload(
+        &self,
+        _: &mut Program,
+        _: &Exchange,
+        _: &[&Batch],
+        _: &[SparseIds],
+        _: bool,
+    ) -> anyhow::Result<()> {
+        match *self {}
+    }
+    pub(super) fn merge(&self, _: &MetricsAccumulator) -> anyhow::Result<MetricsAccumulator> {
+        match *self {}
+    }
+    pub(super) fn begin_tables(
+        &self,
+        _: &mut State,
+        _: &[Param],
+        _: u64,
+        _: impl Fn(&Param) -> &'static [&'static str],
+    ) -> anyhow::Result<()> {
+        match *self {}
+    }
+    pub(super) async fn collect(&self, _: &State, _: &[Param], _: &[&str]) -> anyhow::Result<Vec<Vec<f32>>> {
+        match *self {}
+    }
+    pub(super) fn distribute(
+        &self,
+        _: &mut State,
+        _: &[Param],
+        _: &[StateTensors],
+        _: Option<Vec<Vec<f32>>>,
+    ) -> anyhow::Result<()> {
+        match *self {}
+    }
+    pub(super) fn tell(&self, _: Option<String>) -> anyhow::Result<String> {
+        match *self {}
+    }
+    pub(super) fn report(&self) -> anyhow::Result<RankReport> {
+        match *self {}
+    }
+    pub fn largest(&self, _: u64) -> anyhow::Result<u64> {
+        match *self {}
+    }
+    pub fn agree(&self, _: &str, _: u64) -> anyhow::Result<()> {
+        match *self {}
+    }
+}
