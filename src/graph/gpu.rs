@@ -76,11 +76,13 @@ pub struct GpuProgram {
     readable: HashMap<usize, (Buffer, usize)>,
     host: Vec<HostNode>,
     /// The run's order; empty where the host has no work.
+    #[cfg_attr(target_arch = "wasm32", allow(dead_code))]
     stages: Vec<Stage>,
 }
 
 /// A part of a run; numbers are places in `host`.
 #[derive(Clone, Debug)]
+#[cfg_attr(target_arch = "wasm32", allow(dead_code))]
 enum Stage {
     Launch(Range<usize>),
     Begin(usize),
@@ -89,6 +91,7 @@ enum Stage {
 
 /// Work of the host.
 #[derive(Debug)]
+#[cfg_attr(target_arch = "wasm32", allow(dead_code))]
 struct HostNode {
     work: Arc<dyn HostWork>,
     inputs: Vec<(Buffer, usize)>,
