@@ -307,13 +307,16 @@ impl Schedule {
     pub fn all_to_all(rank: usize, sent: &[Range<usize>], received: &[Range<usize>], cut: Cut) -> Self {
         let p = sent.len();
         let mut s = Schedule::default();
+        let mut before = None;
         for i in 1..p {
-            let to = (rank + i) % p;
-            s.frames(cut, to, sent[to].clone(), Action::Send, &[]);
-        }
-        for i in 1..p {
-            let from = (rank + p - i) % p;
-            s.frames(cut, from, received[from].clone(), Action::Store, &[]);
+            let (to, from) = ((rank + i) % p, (rank + p - i) % p);
+            s.frames(cut, to, sent[to].clone(), Action::Send, &[before]);
+            let last = s.frames(cut, from, received[from].clone(), Action::Store, &[]).pop().flatten();
+            // much to one rank: then to the next when as much has come, so that few stretches are in the caches at once
+            // and all do not send to the same one
+            if received[from].len() > 8 * cut.chunk {
+                before = last;
+            }
         }
         s
     }
