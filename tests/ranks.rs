@@ -10,10 +10,12 @@ use birkhoff::model::build::FeatureSpec;
 use birkhoff::model::config::Config;
 use birkhoff::parallel::dense::DenseOptions;
 use birkhoff::parallel::layout::{Layout, Part};
+use birkhoff::train::history::History;
 use birkhoff::train::infer::Inputs;
 use birkhoff::train::ranks::{RankOptions, Ranks};
 use birkhoff::train::run::RunFolder;
 use birkhoff::train::store::{MemoryStore, NoStore, Store};
+use birkhoff::train::tally::RankRecord;
 use birkhoff::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 use std::path::Path;
 use std::sync::Arc;
@@ -43,6 +45,8 @@ fn world(rows: u64) -> World {
 #[derive(Default)]
 struct Losses {
     losses: Vec<f64>,
+    /// What the ranks did between them.
+    ranks: Vec<RankRecord>,
     /// Interrupts the run after so many batches.
     leave: Option<usize>,
     batches: usize,
@@ -50,8 +54,10 @@ struct Losses {
 
 impl Report for Losses {
     fn event(&mut self, e: &Event) -> anyhow::Result<()> {
-        if let Event::Step { loss, .. } = e {
-            self.losses.push(*loss);
+        match e {
+            Event::Step { loss, .. } => self.losses.push(*loss),
+            Event::Ranks(r) => self.ranks.push(r.clone()),
+            _ => {}
         }
         Ok(())
     }
@@ -60,6 +66,22 @@ impl Report for Losses {
     }
     fn interrupt(&mut self) -> bool {
         self.leave.is_some_and(|n| self.batches >= n)
+    }
+}
+
+impl Losses {
+    /// A record of all ranks with every loss, of that step alone.
+    fn check_ranks(&self, world: usize, summary: Option<&Summary>) {
+        assert_eq!(self.ranks.len(), self.losses.len());
+        for r in &self.ranks {
+            assert_eq!((r.steps, r.ranks.len()), (1, world));
+            assert!(r.steps_seconds > 0.0 && r.ranks.iter().all(|l| l.sent > 0 && l.communicating > 0.0));
+        }
+        let Some(whole) = summary.and_then(|s| s.ranks.as_ref()) else { return };
+        for (i, all) in whole.ranks.iter().enumerate() {
+            let steps: u64 = self.ranks.iter().map(|r| r.ranks[i].sent).sum();
+            assert!(steps < all.sent, "evaluations are in the summary only");
+        }
     }
 }
 
@@ -180,6 +202,9 @@ impl World {
                             Err(e) if e.is::<Interrupted>() => None,
                             Err(e) => panic!("rank {}: {e:#}", comm.rank()),
                         };
+                        if ranks > 1 {
+                            report.check_ranks(ranks, summary.as_ref());
+                        }
                         drop(lock);
                         comm.finish().unwrap();
                         (report.losses, summary)
@@ -290,6 +315,13 @@ fn another_number_of_ranks_goes_on() {
     let last = on(1, None);
     seen.extend(last[0].0.clone());
     near(&seen, &whole, 1e-5, "2, 3 and 1 ranks");
+    // what they did is in the log, step by step, as if never stopped
+    let log = History::read(&folder).unwrap();
+    assert!(log.problems.is_empty(), "{:?}", log.problems);
+    let ranks = |e: &Event| if let Event::Ranks(r) = e { Some((r.step, r.ranks.len())) } else { None };
+    let told: Vec<_> = log.events.iter().filter_map(ranks).collect();
+    let expected: Vec<_> = (1..=19).map(|s| (s, if s <= 11 { 2 } else { 3 })).collect();
+    assert_eq!(told, expected);
     let end = last[0].1.as_ref().unwrap();
     assert!((end.metrics.logloss - summary.metrics.logloss).abs() < 1e-5);
 }

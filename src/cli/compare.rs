@@ -44,6 +44,8 @@ pub struct RunResult {
     pub steps: Option<u64>,
     /// Step of the best weights.
     pub best_step: Option<u64>,
+    /// Ranks that it was trained on, last.
+    pub ranks: u64,
     /// Where it ran.
     pub device: Option<String>,
     /// The whole configuration by dotted key.
@@ -75,6 +77,7 @@ pub fn read(path: &Path) -> anyhow::Result<RunResult> {
         rows_per_s: None,
         steps: None,
         best_step: None,
+        ranks: 1,
         device: card.map(|c| c.device).filter(|d| !d.is_empty()),
         config,
     };
@@ -85,6 +88,7 @@ pub fn read(path: &Path) -> anyhow::Result<RunResult> {
         (r.logloss, r.calibration) = (number("logloss"), number("calibration"));
         r.rows_per_s = number("rows_per_s");
         (r.steps, r.best_step) = (s["steps"].as_u64(), s["best_step"].as_u64());
+        r.ranks = s["ranks"]["world"].as_u64().unwrap_or(1);
         r.parameters = s["parameters"].as_u64().or(r.parameters);
         r.device = s["device"].as_str().map(str::to_owned).or(r.device);
         return Ok(r);
@@ -96,6 +100,7 @@ pub fn read(path: &Path) -> anyhow::Result<RunResult> {
                 (r.ne, r.auc, r.calibration) = (m.ne, m.auc, m.calibration);
                 (r.logloss, r.best_step) = (Some(m.logloss), Some(step));
             }
+            Event::Ranks(record) => r.ranks = record.ranks.len() as u64,
             _ => {}
         }
     }
@@ -239,7 +244,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
 
 /// Figures that `--sort` knows: name, whether more is better, and the figure.
 type Figure = (&'static str, bool, fn(&RunResult) -> Option<f64>);
-const FIGURES: [Figure; 9] = [
+const FIGURES: [Figure; 10] = [
     ("ne", false, |r| r.ne),
     ("auc", true, |r| r.auc),
     ("logloss", false, |r| r.logloss),
@@ -249,6 +254,7 @@ const FIGURES: [Figure; 9] = [
     ("rows_per_s", true, |r| r.rows_per_s),
     ("steps", false, |r| r.steps.map(|x| x as f64)),
     ("best_step", false, |r| r.best_step.map(|x| x as f64)),
+    ("ranks", false, |r| Some(r.ranks as f64)),
 ];
 
 fn sort(runs: &mut [RunResult], key: &str, differs: &[String]) -> anyhow::Result<()> {
@@ -290,6 +296,8 @@ fn table(runs: &[RunResult], keys: &[String]) -> Table {
         |k: &String| if keys.iter().filter(|o| last(o) == last(k)).count() > 1 { k.clone() } else { last(k) };
     let mut head = vec!["run".to_owned()];
     head.extend(keys.iter().map(title));
+    let several = runs.iter().any(|r| r.ranks != runs[0].ranks);
+    head.extend(several.then(|| "ranks".into()));
     head.extend(
         ["NE", "ΔNE %", "AUC", "log loss", "params", "FLOPs/ex.", "rows/s", "steps", "device"]
             .map(String::from),
@@ -300,6 +308,7 @@ fn table(runs: &[RunResult], keys: &[String]) -> Table {
     for (i, r) in runs.iter().enumerate() {
         let mut row = vec![format!("{}{}", r.run, if r.finished { "" } else { " (unfinished)" })];
         row.extend(columns.iter().map(|c| c[i].clone()));
+        row.extend(several.then(|| r.ranks.to_string()));
         row.extend([
             show(r.ne, 5),
             r.ne_difference.map_or("–".into(), |d| format!("{d:+.3}")),
@@ -365,6 +374,7 @@ mod tests {
             rows_per_s: None,
             steps: None,
             best_step: None,
+            ranks: 1,
             device: None,
             config: flat(&serde_json::to_value(config).expect("json")),
         }
@@ -381,10 +391,22 @@ mod tests {
         let t = table(&runs, &differing(&runs));
         assert_eq!(t.rows[0][..5], ["a", "2", "fm+linear", "–", "0.80000"].map(String::from));
         assert_eq!(t.rows[1][2], "attention+linear");
+        assert!(!t.head.contains(&"ranks".to_owned()));
         let cross = |rank: &str| format!(r#"model.modules=[{{kind="cross",rank={rank}}}]"#);
         let runs = [result("a", &[&cross("2")], None), result("b", &[&cross("4")], None)];
         let cells = cells(&runs, "model.modules");
         assert!(cells[0] != cells[1] && cells[0].contains("rank:2"), "{cells:?}");
+    }
+
+    #[test]
+    fn other_numbers_of_ranks_are_shown() {
+        let mut runs = [result("a", &[], Some(0.8)), result("b", &[], Some(0.7))];
+        runs[1].ranks = 4;
+        let t = table(&runs, &[]);
+        assert_eq!(t.head[..3], ["run", "ranks", "NE"].map(String::from));
+        assert_eq!((t.rows[0][1].as_str(), t.rows[1][1].as_str()), ("1", "4"));
+        sort(&mut runs, "ranks", &[]).unwrap();
+        assert_eq!(csv(&runs, &[]).head.last().map(String::as_str), Some("ranks"));
     }
 
     #[test]

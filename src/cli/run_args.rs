@@ -99,14 +99,14 @@ pub struct ExportArgs {
   birkhoff compare runs/a runs/b
   birkhoff compare runs --sort ne --csv runs.csv
 
-Shows the keys of the configuration that differ, and no others. ΔNE is the difference to the first run, relative, in
+Shows the keys of the configuration that differ, and no others; the ranks where their number differs. ΔNE is the difference to the first run, relative, in
 percent: below 0 is better. FLOPs are those of scoring one example. An unfinished run shows its best evaluation so far.")]
 pub struct CompareArgs {
     /// Run folders, or folders of them
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
     /// Order, the best or smallest first: run, ne, auc, logloss, calibration, parameters, flops, rows_per_s, steps,
-    /// best_step, or a key of the configuration [default: as given]
+    /// best_step, ranks, or a key of the configuration [default: as given]
     #[arg(long, value_name = "KEY")]
     pub sort: Option<String>,
     /// Write the table in full to a CSV file

@@ -486,7 +486,7 @@ impl Report for Console {
                     if *best { "  (best, kept)" } else { "" }
                 ));
             }
-            Event::Diagnose(_) => {}
+            Event::Diagnose(_) | Event::Ranks(_) => {}
         }
         if self.json {
             output::json(e)?;
@@ -511,7 +511,7 @@ fn print_summary(s: &Summary, folder: &RunFolder) -> anyhow::Result<()> {
                     human_bytes(l.sent),
                     l.communicating,
                     (l.communicating - l.waiting).max(0.0),
-                    100.0 * l.overlap(),
+                    100.0 * l.overlap,
                     group(l.table_values)
                 ),
             )?;

@@ -15,6 +15,7 @@ mod gains;
 mod heat;
 mod model;
 mod overview;
+mod ranks;
 mod residual;
 mod run;
 mod series;
@@ -31,5 +32,5 @@ pub use app::{Dashboard, View};
 pub use export::{Exporter, NoExporter};
 #[cfg(feature = "dashboard")]
 pub use folder::FolderSource;
-pub use run::{Evals, RunData, Steps};
+pub use run::{Evals, RankSteps, RunData, Steps};
 pub use source::{LiveSource, SharedRun, Source};

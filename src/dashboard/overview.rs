@@ -9,6 +9,7 @@ use super::app::{Cx, label};
 use super::card::{Card, empty, grid};
 use super::chart::{Chart, Curve, Seen, Unit, value};
 use super::export::Table;
+use super::ranks;
 use super::run::RunData;
 use super::series::{Series, Want, nearest};
 use super::text;
@@ -32,9 +33,12 @@ enum Metric {
     Lr,
     GradNorm,
     RowsPerSecond,
+    /// Of runs on several ranks.
+    Waiting,
 }
 
 impl Metric {
+    /// Those that every run has.
     const ALL: [Metric; 6] =
         [Metric::Loss, Metric::Ne, Metric::Auc, Metric::Lr, Metric::GradNorm, Metric::RowsPerSecond];
 
@@ -47,6 +51,7 @@ impl Metric {
             Metric::Lr => ["Learning rate", "", "learning-rate", "lr"],
             Metric::GradNorm => ["Gradient norm", "unclipped", "gradient-norm", "grad_norm"],
             Metric::RowsPerSecond => ["Speed", "rows a second", "speed", "rows_per_s"],
+            Metric::Waiting => ["Ranks wait", "share of a step", "ranks-waiting", "waiting"],
         }
     }
 
@@ -57,7 +62,7 @@ impl Metric {
 
     /// Whether smoothing says something.
     fn noisy(self) -> bool {
-        matches!(self, Metric::Loss | Metric::GradNorm | Metric::RowsPerSecond)
+        matches!(self, Metric::Loss | Metric::GradNorm | Metric::RowsPerSecond | Metric::Waiting)
     }
 
     fn unit(self) -> Unit {
@@ -72,17 +77,20 @@ impl Metric {
             Metric::Lr => &r.steps.lr,
             Metric::GradNorm => &r.steps.grad_norm,
             Metric::RowsPerSecond => &r.steps.rows_per_s,
+            Metric::Waiting => &r.ranks.waiting,
         }
     }
 
     fn x(self, r: &RunData, x: X) -> &[f64] {
-        match (self.evaluated(), x) {
-            (false, X::Step) => &r.steps.step,
-            (false, X::Time) => &r.steps.seconds,
-            (false, X::Rows) => &r.steps.rows,
-            (true, X::Step) => &r.evals.step,
-            (true, X::Time) => &r.evals.seconds,
-            (true, X::Rows) => &r.evals.rows,
+        let (step, seconds, rows) = match self {
+            Metric::Ne | Metric::Auc => (&r.evals.step, &r.evals.seconds, &r.evals.rows),
+            Metric::Waiting => (&r.ranks.step, &r.ranks.seconds, &r.ranks.rows),
+            _ => (&r.steps.step, &r.steps.seconds, &r.steps.rows),
+        };
+        match x {
+            X::Step => step,
+            X::Time => seconds,
+            X::Rows => rows,
         }
     }
 }
@@ -106,7 +114,13 @@ impl Overview {
             empty(ui, "All runs are hidden", "Click a coloured square in the list on the left.");
             return;
         }
-        grid(ui, Metric::ALL.len(), 3, vec2(255.0, 190.0), |ui, i| self.plot(ui, cx, Metric::ALL[i]));
+        let common = Metric::ALL.len();
+        let n = common + if ranks::any(cx) { 2 } else { 0 };
+        grid(ui, n, 3, vec2(255.0, 190.0), |ui, i| match Metric::ALL.get(i) {
+            Some(m) => self.plot(ui, cx, *m),
+            None if i == common => self.plot(ui, cx, Metric::Waiting),
+            None => ranks::table(ui, cx),
+        });
     }
 
     fn controls(&mut self, ui: &mut Ui) {

@@ -1,6 +1,7 @@
 //! What is known of one run: columns of numbers, diagnoses, snapshots, and what could not be read.
 
 use crate::diagnose::{ModelCard, Record, Snapshot, TimeReport};
+use crate::train::tally::RankRecord;
 use crate::train::trainer::Event;
 
 /// Most messages kept of what is wrong with a run.
@@ -94,6 +95,29 @@ impl Evals {
     }
 }
 
+/// What the ranks of a run did, one column a quantity; empty of a run of one rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankSteps {
+    /// Updates done.
+    pub step: Vec<f64>,
+    /// Rows trained on.
+    pub rows: Vec<f64>,
+    /// Seconds since the start of training.
+    pub seconds: Vec<f64>,
+    /// Share of the steps' time in which ranks waited for each other, their mean.
+    pub waiting: Vec<f64>,
+    /// The newest record.
+    pub last: Option<RankRecord>,
+}
+
+impl RankSteps {
+    fn truncate(&mut self, n: usize) {
+        for c in [&mut self.step, &mut self.rows, &mut self.seconds, &mut self.waiting] {
+            c.truncate(n);
+        }
+    }
+}
+
 /// Everything that the dashboard knows of a run. A [`super::Source`] fills it.
 #[derive(Clone, Debug, Default)]
 pub struct RunData {
@@ -105,6 +129,8 @@ pub struct RunData {
     pub steps: Steps,
     /// Evaluations.
     pub evals: Evals,
+    /// What its ranks did.
+    pub ranks: RankSteps,
     /// Diagnoses by step.
     pub diagnoses: Vec<Record>,
     /// Snapshots by step.
@@ -168,6 +194,20 @@ impl RunData {
                 v.logloss.push(metrics.logloss);
                 v.auc.push(metrics.auc.unwrap_or(f64::NAN));
                 v.calibration.push(metrics.calibration.unwrap_or(f64::NAN));
+            }
+            Event::Ranks(r) => {
+                let rows = self.steps.rows_at(r.step as f64);
+                let v = &mut self.ranks;
+                let at = v.step.partition_point(|&x| x < r.step as f64);
+                if at < v.step.len() {
+                    v.truncate(at);
+                    self.generation += 1;
+                }
+                v.step.push(r.step as f64);
+                v.rows.push(rows);
+                v.seconds.push(r.seconds);
+                v.waiting.push(r.waiting());
+                v.last = Some(r.clone());
             }
             Event::Diagnose(r) => {
                 let at = self.diagnoses.partition_point(|d| d.step < r.step);
@@ -322,6 +362,26 @@ mod tests {
         r.push(&Event::Eval { step: 15, epoch: 1, metrics, best: true, seconds: 1.0 });
         assert_eq!((r.evals.rows[0], r.evals.best_ne()), (150.0, Some(0.9)));
         assert!(r.evals.auc[0].is_nan());
+    }
+
+    #[test]
+    fn ranks_are_of_the_newest_record() {
+        use crate::train::tally::RankLine;
+        let record = |step, world| {
+            let ranks = vec![RankLine::new(2.0, 1.0, 5, 5, 1); world];
+            Event::Ranks(RankRecord { step, seconds: step as f64, steps: 10, steps_seconds: 4.0, ranks })
+        };
+        let mut r = RunData::new("a");
+        for s in [10, 20, 30] {
+            r.push(&step(s, 1.0));
+            r.push(&record(s, 2));
+        }
+        assert_eq!((r.ranks.rows.clone(), r.ranks.waiting[2]), (vec![100.0, 200.0, 300.0], 0.25));
+        // gone on with on three ranks from a checkpoint
+        r.push(&step(20, 0.5));
+        r.push(&record(20, 3));
+        assert_eq!(r.ranks.step, [10.0, 20.0]);
+        assert_eq!((r.ranks.last.map(|l| l.ranks.len()), r.generation), (Some(3), 2));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a run tells: events, its summary, and who listens.
 
 use super::progress::Times;
+use super::tally::RankRecord;
 use crate::data::metrics::{Decile, GroupedAuc, Metrics};
 use crate::diagnose::record::number;
 use crate::diagnose::{Record, Snapshot};
@@ -58,6 +59,8 @@ pub enum Event {
     },
     /// Every `diagnose_every` steps.
     Diagnose(Record),
+    /// With every `Step` of a run on several ranks: what they did since the last one.
+    Ranks(RankRecord),
 }
 
 /// How a run ended.

@@ -21,6 +21,7 @@ pub mod schedule;
 pub mod schema;
 pub mod step;
 pub mod store;
+pub mod tally;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod tensorboard;
 pub mod trainer;

@@ -13,9 +13,9 @@ use crate::model::params::{Kind, Param};
 use crate::parallel::dense::{DenseOptions, Signal, Signals, all_reduce_gradients, all_reduce_small};
 use crate::parallel::layout::{Layout, Piece};
 use anyhow::bail;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
+pub use super::tally::{RankLine, RankReport};
 pub use crate::parallel::exchange::Exchange;
 
 /// How values travel between ranks.
@@ -48,37 +48,6 @@ pub struct Told {
     pub interrupt: bool,
     /// To save.
     pub checkpoint: bool,
-}
-
-/// What a run's ranks did, for its summary.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RankReport {
-    /// Ranks.
-    pub world: usize,
-    /// `tcp` and its like.
-    pub transport: String,
-    /// Of each rank.
-    pub ranks: Vec<RankLine>,
-}
-
-/// One rank's part.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RankLine {
-    /// Seconds in which sums and exchanges ran.
-    pub communicating: f64,
-    /// Seconds of them in which the rank had nothing else to do.
-    pub waiting: f64,
-    /// Bytes sent.
-    pub sent: u64,
-    /// Values of embedding tables that it holds.
-    pub table_values: u64,
-}
-
-impl RankLine {
-    /// The share of communication behind which something was computed.
-    pub fn overlap(&self) -> f64 {
-        (1.0 - self.waiting / self.communicating.max(1e-9)).clamp(0.0, 1.0)
-    }
 }
 
 impl Ranks {
@@ -361,23 +330,34 @@ impl Ranks {
         Ok(String::from_utf8(bytes)?)
     }
 
-    /// What each rank did.
-    pub(super) fn report(&self) -> anyhow::Result<RankReport> {
+    /// What this rank did so far.
+    pub(super) fn figures(&self) -> RankLine {
         let (a, b) = (self.comm.stats(), self.tables.stats());
         let values: usize = self.own().iter().map(|p| p.rows() * p.width()).sum();
-        let mine =
-            [(a.busy + b.busy).to_bits(), (a.waited + b.waited).to_bits(), a.sent + b.sent, values as u64];
-        let all = self.comm.all_gather(&mine, &vec![mine.len(); self.world()])?;
-        let line = |w: &[u64]| RankLine {
-            communicating: f64::from_bits(w[0]),
-            waiting: f64::from_bits(w[1]),
-            sent: w[2],
-            table_values: w[3],
-        };
+        RankLine::new(
+            a.busy + b.busy,
+            a.waited + b.waited,
+            a.sent + b.sent,
+            a.received + b.received,
+            values as u64,
+        )
+    }
+
+    /// Every rank's figures, on all of them.
+    pub(super) fn gather(&self, mine: &RankLine) -> anyhow::Result<Vec<RankLine>> {
+        let m = mine;
+        let words = [m.communicating.to_bits(), m.waiting.to_bits(), m.sent, m.received, m.table_values];
+        let all = self.comm.all_gather(&words, &vec![words.len(); self.world()])?;
+        let line = |w: &[u64]| RankLine::new(f64::from_bits(w[0]), f64::from_bits(w[1]), w[2], w[3], w[4]);
+        Ok(all.chunks_exact(words.len()).map(line).collect())
+    }
+
+    /// What each rank did.
+    pub(super) fn report(&self) -> anyhow::Result<RankReport> {
         Ok(RankReport {
             world: self.world(),
             transport: self.comm.transport().into(),
-            ranks: all.chunks_exact(mine.len()).map(line).collect(),
+            ranks: self.gather(&self.figures())?,
         })
     }
 

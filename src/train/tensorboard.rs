@@ -6,6 +6,7 @@
 //! A file is never changed. A run that goes on after an interruption begins a new one, whose `SessionLog` tells
 //! TensorBoard to forget what earlier files say of the steps that are now taken again.
 
+use super::tally::RankRecord;
 use prost::Message;
 use serde_json::Value;
 use std::fs::File;
@@ -56,7 +57,8 @@ struct SessionLog {
 
 /// The scalars of a record of `metrics.jsonl`, by tag; none for records that have no step or are of no such kind.
 ///
-/// `train/…` for logged steps, `valid/…` for evaluations, `diagnosis/…` for the largest composite gains.
+/// `train/…` for logged steps, `valid/…` for evaluations, `diagnosis/…` for the largest composite gains, `ranks/…` for
+/// what ranks wait and hide.
 pub fn scalars(record: &Value) -> Vec<(String, f64)> {
     let fields = record.as_object().into_iter().flatten();
     let numbers = |group: &str, except: &[&str]| {
@@ -79,6 +81,10 @@ pub fn scalars(record: &Value) -> Vec<(String, f64)> {
                 Some((format!("diagnosis/max_composite_{d}_gain"), largest(&format!("composite_{d}"))?))
             })
             .collect(),
+        Some("ranks") => match serde_json::from_value::<RankRecord>(record.clone()) {
+            Ok(r) => vec![("ranks/overlap".into(), r.overlap()), ("ranks/waiting".into(), r.waiting())],
+            Err(_) => vec![],
+        },
         _ => vec![],
     }
 }
@@ -187,6 +193,9 @@ mod tests {
         assert_eq!(scalars(&eval), [("valid/auc".into(), 0.7)], "undefined metrics are left out");
         let diagnosis = json!({"type": "diagnose", "step": 0, "composite_forward": [1.0, 3.0, 2.0], "composite_backward": []});
         assert_eq!(scalars(&diagnosis), [("diagnosis/max_composite_forward_gain".into(), 3.0)]);
+        let line = |waiting| json!({"communicating": 2.0, "waiting": waiting, "overlap": 0.5, "sent": 3, "table_values": 4});
+        let ranks = json!({"type": "ranks", "step": 20, "seconds": 9.0, "steps": 20, "steps_seconds": 4.0, "ranks": [line(0.5), line(0.5)]});
+        assert_eq!(scalars(&ranks), [("ranks/overlap".into(), 0.75), ("ranks/waiting".into(), 0.125)]);
         assert!(scalars(&json!({"type": "summary", "step": 3, "ne": 0.9})).is_empty());
     }
 

@@ -16,6 +16,7 @@ use super::resume::{StateTensors, state_tensors};
 use super::schedule::{Decay, Schedule};
 use super::step::{GUARD, HYPER, RUNNING, check_overrides, hyper, slots, training_step, training_step_over};
 use super::store::Store;
+use super::tally::Tally;
 use super::{memory, run};
 use crate::data::feed::Feed;
 use crate::data::loader::{Loader, LoaderOptions, Order};
@@ -56,6 +57,7 @@ pub struct Trainer {
     /// The other ranks, and how the training step's tables reach them.
     pub(super) ranks: Option<Ranks>,
     exchange: Option<Exchange>,
+    tally: Tally,
     /// Whether the run's store keeps checkpoints: that of the first rank, which all help to make.
     pub(super) keeps: bool,
     /// Whether the run ends with this step.
@@ -163,6 +165,7 @@ impl Trainer {
             kept_step: None,
             ranks,
             exchange: step.exchange,
+            tally: Tally::default(),
             keeps: false,
             stopping: false,
             watched: None,
@@ -302,6 +305,7 @@ impl Trainer {
         if !self.is_done() {
             self.progress.stopped_early = false;
         }
+        self.tally = Tally::new(&self.progress.window);
         self.progress.window.resume();
         'epochs: while !self.is_done() && !self.progress.stopped_early {
             let mut loader = self.train_batches(&train, self.progress.epoch, self.progress.batch)?;
@@ -324,6 +328,7 @@ impl Trainer {
                 if let Some(r) = &self.ranks {
                     let (stop, interrupt) = (report.stop(), report.interrupt());
                     r.ask(Told { stop, interrupt, checkpoint: r.rank() == 0 && self.checkpoint_is_due() });
+                    self.tally.begin(r);
                 }
                 let over = self.ranks.as_ref().zip(self.exchange.as_ref());
                 upload_step(&mut self.program, &batches, &t, step, over)?;
@@ -336,6 +341,9 @@ impl Trainer {
                     }
                 };
                 ran.with_context(|| format!("step {step}"))?;
+                if let Some(r) = &self.ranks {
+                    self.tally.end(r);
+                }
                 let p = &mut self.progress;
                 p.batch += batches.len() as u64;
                 p.rows += rows as u64;
@@ -361,9 +369,10 @@ impl Trainer {
                     self.check_finite(&train).await?;
                 }
                 if due(t.log_every, step) || last {
-                    let e = self.log_step(factor).await?;
-                    store.log(&e)?;
-                    report.event(&e)?;
+                    for e in self.log_step(factor).await? {
+                        store.log(&e)?;
+                        report.event(&e)?;
+                    }
                 }
                 if due(t.diagnose_every, step) || last {
                     self.diagnose(&mut diagnoser, store, report).await?;
@@ -485,7 +494,7 @@ impl Trainer {
         store.file(run::PROFILE, &serde_json::to_vec_pretty(&report)?)
     }
 
-    async fn log_step(&mut self, factor: f64) -> anyhow::Result<Event> {
+    async fn log_step(&mut self, factor: f64) -> anyhow::Result<Vec<Event>> {
         let step = self.progress.step;
         let steps = self.progress.window.steps;
         let loss = self.state.get(&[RUNNING]).await?[0][0] as f64 / steps.max(1) as f64;
@@ -495,7 +504,7 @@ impl Trainer {
         let p = &mut self.progress;
         let window = p.window.take();
         p.times.add(&window);
-        Ok(Event::Step {
+        let mut events = vec![Event::Step {
             step,
             total_steps: self.schedule.total,
             epoch: p.epoch + 1,
@@ -506,7 +515,11 @@ impl Trainer {
             rows_per_s: window.rows as f64 / window.seconds.max(1e-9),
             data_wait: window.waited / window.seconds.max(1e-9),
             seconds,
-        })
+        }];
+        if let Some(r) = self.ranks.as_ref().filter(|r| r.world() > 1) {
+            events.push(Event::Ranks(self.tally.take(r, step, seconds, &window)?));
+        }
+        Ok(events)
     }
 
     /// The evaluation at the end of an epoch, or of a run in its middle; true if patience has run out.

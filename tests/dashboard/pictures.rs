@@ -9,7 +9,7 @@ use egui::{Key, Theme, vec2};
 use egui_kittest::kittest::Queryable;
 use egui_kittest::{Harness, SnapshotOptions};
 
-use super::recorded::{Recorded, three};
+use super::recorded::{Recorded, on_ranks, three};
 
 /// Drivers differ in the last bit of a blend and in the edges of glyphs; a moved label or a wrong colour
 /// differs in far more pixels.
@@ -273,6 +273,72 @@ fn every_plot_exports_its_numbers() {
         panic!("a step")
     };
     assert!(text.lines().any(|l| l.starts_with("hc,20,") && l.ends_with(&format!(",{loss}"))));
+}
+
+/// Two runs on several ranks, one on one.
+fn ranks_app(folder: &Path) -> Dashboard {
+    let mut d = Dashboard::new();
+    for path in [
+        Recorded { mode: "shortcut", seed: 1, done: 900 }.write(folder, "shortcut"),
+        on_ranks(folder, "four-mhc", 4),
+        on_ranks(folder, "two-mhc", 2),
+    ] {
+        d.add(Box::new(FolderSource::new(path)));
+    }
+    d.poll();
+    while d.behind() {
+        d.poll();
+    }
+    assert!((0..3).all(|i| d.run(i).expect("run").problems.is_empty()));
+    d
+}
+
+#[test]
+fn ranks_light() {
+    if !vulkan() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    let mut h = Harness::builder()
+        .with_size(vec2(1100.0, 900.0))
+        .with_theme(Theme::Light)
+        .with_options(options())
+        .with_max_steps(30)
+        .wgpu()
+        .build_ui_state(whole_window, ranks_app(folder.path()));
+    h.run_steps(4);
+    h.snapshot("ranks_light");
+}
+
+#[test]
+fn ranks_are_shown_where_there_are_several() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut h = Harness::builder()
+        .with_size(vec2(1100.0, 900.0))
+        .with_max_steps(30)
+        .build_ui_state(|ui, d: &mut Dashboard| d.ui(ui), ranks_app(folder.path()));
+    let kept = Kept::default();
+    h.state_mut().set_exporter(Box::new(kept.clone()));
+    h.run_steps(2);
+    assert_eq!(h.query_all_by_label("CSV").count(), 8);
+    for i in [6, 7] {
+        h.get_all_by_label("CSV").nth(i).expect("button").click_accesskit();
+        h.run_steps(2);
+    }
+    {
+        let files = kept.0.borrow();
+        let lines = |i: usize| std::str::from_utf8(&files[i].1).expect("text").lines().count();
+        assert_eq!((files[0].0.as_str(), lines(0)), ("overview-ranks-waiting.csv", 1 + 2 * 90));
+        assert_eq!((files[1].0.as_str(), lines(1)), ("overview-ranks.csv", 1 + 4 + 2));
+    }
+    // without the runs on several ranks there is no word of them
+    for name in ["four-mhc", "two-mhc"] {
+        assert!(h.query_by_label("Ranks").is_some());
+        h.get_by_label(&format!("hide {name}")).click();
+        h.run_steps(2);
+    }
+    assert_eq!(h.query_all_by_label("CSV").count(), 6);
+    assert!(h.query_by_label("Ranks").is_none() && h.query_by_label("Ranks wait").is_none());
 }
 
 #[test]

@@ -9,6 +9,7 @@ use birkhoff::diagnose::{
     LayerSnapshot, LayerStats, Matrix, ModelCard, ModuleSnapshot, ModuleStats, PartCard, Record, Snapshot,
     TimeReport, TimeRow,
 };
+use birkhoff::train::tally::{RankLine, RankRecord};
 use birkhoff::train::trainer::Event;
 use serde_json::json;
 
@@ -348,6 +349,37 @@ impl Recorded {
         }
         out
     }
+}
+
+/// A run on several ranks.
+pub fn on_ranks(parent: &Path, name: &str, world: u64) -> PathBuf {
+    let run = Recorded { mode: "mhc", seed: 4, done: 900 };
+    let path = run.write(parent, name);
+    let mut out = String::new();
+    for line in run.log().lines() {
+        out += line;
+        out += "\n";
+        let v: serde_json::Value = serde_json::from_str(line).expect("json");
+        if v["type"] != "step" {
+            continue;
+        }
+        let step = v["step"].as_u64().expect("step");
+        let rank = |r: u64| {
+            let busy = 0.31 + 0.04 * noise(&[41, step, r]);
+            let waiting = busy * (0.25 + 0.6 * (-(step as f64) / 200.0).exp() + 0.04 * r as f64);
+            RankLine::new(busy, waiting, (3 + r) << 20, 5 << 20, 412_960 / world + 1000 * r)
+        };
+        let record = RankRecord {
+            step,
+            seconds: v["seconds"].as_f64().expect("seconds"),
+            steps: EVERY,
+            steps_seconds: 0.9,
+            ranks: (0..world).map(rank).collect(),
+        };
+        out += &(serde_json::to_string(&Event::Ranks(record)).expect("json") + "\n");
+    }
+    fs::write(path.join("metrics.jsonl"), out).expect("metrics");
+    path
 }
 
 /// A run of each mode; the last is still going on.

@@ -147,6 +147,7 @@ fn standing(session: &Session, title: &'static str) -> Standing {
                     s.left = Some(r.step);
                 }
             }
+            Event::Ranks(_) => {}
         }
     }
     if let Phase::Failed(e) = &p.phase {
@@ -352,7 +353,7 @@ impl Race {
                         gain.push([r.step as f64, extremes(r).0]);
                         last = Some(r);
                     }
-                    Event::Eval { .. } => {}
+                    Event::Eval { .. } | Event::Ranks(_) => {}
                 }
             }
             let forward = last.map_or(vec![], |r| {
