@@ -99,7 +99,7 @@ impl Job {
     }
 
     /// A name of its own for what a process writes.
-    fn file(&self) -> PathBuf {
+    pub fn file(&self) -> PathBuf {
         self.path(&format!("process-{}", PROCESSES.fetch_add(1, Ordering::Relaxed)))
     }
 
