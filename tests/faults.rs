@@ -243,6 +243,8 @@ fn strangers_harm_nobody() {
         for (code, err) in [first.end(), second.end()] {
             assert_eq!(code, Some(0), "{err}");
         }
+        let told = first.stderr().lines().filter(|l| l.contains("refused a connection")).count();
+        assert!((4..40).contains(&told), "a stranger cannot fill the log: {told} lines");
         drop(enough);
         noise.join().unwrap()
     });
@@ -340,6 +342,25 @@ fn interrupted_ranks_save_and_go_on() {
     assert_eq!(code, Some(0), "{err}");
     assert!(err.contains(&format!("goes on after step {saved} of")), "{err}");
     run.assert_same(&undisturbed, "after Ctrl-C");
+}
+
+/// Ctrl-C before the ranks have met, or before all have got so far as to save: they just end.
+#[test]
+fn ranks_that_begin_can_be_interrupted() {
+    let job = Job::new(2500);
+    for (i, wait) in [0, 20, 60, 120, 250].into_iter().enumerate() {
+        let run = job.path(&format!("run-{i}"));
+        let mut launched =
+            job.launch(&["--nproc", "3"], &job.training(&run, &["train.batch=16", "train.epochs=50"]));
+        launched.pids(0);
+        std::thread::sleep(Duration::from_millis(wait));
+        assert!(signal("-INT", launched.child.id()));
+        let begin = Instant::now();
+        let (code, err) = launched.end();
+        assert_eq!(code, Some(130), "after {wait} ms: {err}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "after {wait} ms: {:?}", begin.elapsed());
+        job.assert_nobody_left();
+    }
 }
 
 /// A mounted tmpfs. Goes away when dropped.
