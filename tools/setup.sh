@@ -2,7 +2,7 @@
 # What building and testing need, checked and, where that is simple, installed.
 #
 #   sh tools/setup.sh toolchain   cargo and a C compiler (make build, make demo)
-#   sh tools/setup.sh all         the same, Python packages, a Vulkan driver, a virtual screen, Open MPI and NCCL (make test)
+#   sh tools/setup.sh all         the same, Python packages, a Vulkan driver, a virtual screen, iproute2, Open MPI and NCCL (make test)
 #   sh tools/setup.sh browser     cargo and a C compiler, chromium, node and npm (make test-web)
 #   sh tools/setup.sh features    prints the cargo features that can be built and tested here
 #
@@ -140,6 +140,11 @@ fi
 have Xvfb || apt_install xvfb || say "cannot install xvfb from here; the tests of the dashboard's window will be skipped"
 # Presses its keys.
 have xdotool || apt_install xdotool || say "cannot install xdotool from here; the dashboard's window will not be driven"
+
+# Network namespaces and slow links, for ranks on two hosts.
+if ! have ip || ! have tc; then
+    apt_install iproute2 || say "cannot install iproute2 from here; training over a slow link will not be tested"
+fi
 
 # mpirun's tests: the library, its header, and what generates bindings from it.
 if ! have mpicc || ! have mpirun || ! libclang; then

@@ -1,6 +1,10 @@
 //! The built program as a user calls it. A test takes what it needs of this.
 #![allow(dead_code, reason = "each test file has a copy of its own and uses a part")]
 
+/// Training on several ranks.
+#[cfg(unix)]
+pub mod job;
+
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -455,12 +455,13 @@ fn is_interrupt(status: ExitStatus) -> bool {
 /// The rank whose failure is the reason of the others', and how it ended: the first that ended neither well, nor because
 /// it lost another, nor by the launcher's hand; then one that hung and had to be ended; then the first that lost another.
 fn culprit(ranks: &[Running], interrupted: bool) -> Option<(&Running, ExitStatus)> {
-    let rank_of = |r: &Running, e: End| {
-        let lost = e.status.code() == Some(i32::from(LOST));
-        (if lost { 2 } else { usize::from(r.pushed.is_some()) }, e.before)
-    };
+    let lost = |e: &End| e.status.code() == Some(i32::from(LOST));
+    let rank_of =
+        |r: &Running, e: End| (if lost(&e) { 2 } else { usize::from(r.pushed.is_some()) }, e.before);
     let failed = ranks.iter().filter_map(|r| Some((r, r.end?)));
-    let failed = failed.filter(|(_, e)| !(e.status.success() || interrupted && is_interrupt(e.status)));
+    // those told to end may be missed by one that has not got so far as to hear it
+    let obeyed = |e: &End| interrupted && (is_interrupt(e.status) || lost(e));
+    let failed = failed.filter(|(_, e)| !e.status.success() && !obeyed(e));
     let first = failed.min_by_key(|(r, e)| rank_of(r, *e));
     first.map(|(r, e)| (r, e.status))
 }

@@ -123,7 +123,7 @@ impl Drop for Process {
 
 #[cfg(unix)]
 fn isolate(command: &mut Command) {
-    use nix::sys::signal::{SigHandler, Signal, signal};
+    use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
     use std::os::unix::process::CommandExt;
     #[cfg(target_os = "linux")]
     let parent = nix::unistd::getpid();
@@ -147,6 +147,8 @@ fn isolate(command: &mut Command) {
             // SAFETY: no handler is installed.
             unsafe { signal(which, way) }?;
         }
+        // a new process inherits what the launcher blocks (see `listen`), and would be deaf to all that is passed on
+        SigSet::empty().thread_set_mask()?;
         Ok(())
     };
     command.process_group(0);
@@ -158,8 +160,8 @@ fn isolate(command: &mut Command) {
 fn isolate(_: &mut Command) {}
 
 /// From here on SIGINT, SIGTERM, SIGHUP and SIGTSTP end or stop nothing by themselves: they arrive in the channel. To be
-/// called while the program has one thread, as threads take over what their parent blocks; `Command` unblocks them in
-/// new processes. SIGHUP stays ignored under `nohup`.
+/// called while the program has one thread, as threads take over what their parent blocks; so do new processes, in which
+/// [`Process::start`] unblocks them. SIGHUP stays ignored under `nohup`.
 #[cfg(unix)]
 pub fn listen() -> io::Result<Receiver<Notice>> {
     use nix::sys::signal::{SigSet, Signal};

@@ -11,6 +11,12 @@ use std::time::{Duration, Instant};
 /// Handshakes at a time; who comes beyond is turned away.
 const CROWD: usize = 64;
 
+/// Refusals that are told one by one in each [`WHILE`]; of the rest only their number is: a stranger who comes again and
+/// again must not fill the log.
+const TOLD: u32 = 10;
+/// See [`TOLD`].
+const WHILE: Duration = Duration::from_secs(60);
+
 /// A connection: group, rank in it, lane. Joining ones have the lane [`JOIN`].
 type Key = (u64, u32, u32);
 /// The lane of connections that join.
@@ -24,9 +30,34 @@ struct Inside {
     crowd: AtomicUsize,
     /// Ranks that have joined; `None` once nobody may any more.
     joined: Mutex<Option<Vec<u32>>>,
+    /// Refusals since a moment.
+    refused: Mutex<(Instant, u32)>,
     secret: Vec<u8>,
     job: u64,
     world: u32,
+}
+
+impl Inside {
+    /// Tells of a refusal, if not too many were told of.
+    fn refused(&self, from: SocketAddr, why: &str) {
+        let untold = {
+            let (since, n) = &mut *lock(&self.refused);
+            let mut untold = 0;
+            if since.elapsed() > WHILE {
+                untold = n.saturating_sub(TOLD);
+                (*since, *n) = (Instant::now(), 0);
+            }
+            *n += 1;
+            if *n > TOLD {
+                return;
+            }
+            untold
+        };
+        match untold {
+            0 => tracing::warn!("refused a connection from {from}: {why}"),
+            n => tracing::warn!("refused a connection from {from}: {why} (and {n} before it)"),
+        }
+    }
 }
 
 /// See the module's documentation. Closes when dropped.
@@ -56,6 +87,7 @@ impl Door {
             closed: AtomicBool::new(false),
             crowd: AtomicUsize::new(0),
             joined: Mutex::new(joins.then(|| vec![0])),
+            refused: Mutex::new((Instant::now(), 0)),
             secret: secret.to_vec(),
             job,
             world: world as u32,
@@ -132,18 +164,18 @@ fn keep(listener: &TcpListener, inside: &Arc<Inside>) {
         }
         if inside.crowd.fetch_add(1, Ordering::SeqCst) >= CROWD {
             inside.crowd.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!("refused a connection from {from}: {CROWD} others are being asked who they are");
+            inside.refused(from, &format!("{CROWD} others are being asked who they are"));
             continue;
         }
-        let inside = inside.clone();
+        let (inside, keeper) = (inside.clone(), inside);
         let spawned = std::thread::Builder::new().name("collective handshake".into()).spawn(move || {
             if let Err(why) = receive(stream, &inside) {
-                tracing::warn!("refused a connection from {from}: {why}");
+                inside.refused(from, &why);
             }
             inside.crowd.fetch_sub(1, Ordering::SeqCst);
         });
         if let Err(e) = spawned {
-            tracing::warn!("refused a connection from {from}: {e}");
+            keeper.refused(from, &e.to_string());
         }
     }
 }
