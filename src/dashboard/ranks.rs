@@ -64,11 +64,15 @@ pub(crate) fn table(ui: &mut Ui, cx: &Cx<'_>) {
     };
     card.show(ui, cx.exports, csv, |ui| {
         ScrollArea::both().auto_shrink(false).id_salt("ranks").show(ui, |ui| {
-            let grid = egui::Grid::new("ranks").num_columns(5).striped(true).spacing(vec2(12.0, 4.0));
+            let grid = egui::Grid::new("ranks")
+                .num_columns(5)
+                .min_col_width(20.0)
+                .striped(true)
+                .spacing(vec2(10.0, 4.0));
             grid.show(ui, |ui| {
                 for (title, tip) in [
                     ("rank", "its number"),
-                    ("talks", "seconds of a step in which sums and exchanges ran"),
+                    ("comm.", "seconds of a step in which sums and exchanges ran"),
                     ("hidden", "the share of them in which the rank computed, too"),
                     ("sent", "bytes in a step"),
                     ("tables", "values of embedding tables that it holds"),
@@ -92,7 +96,7 @@ pub(crate) fn table(ui: &mut Ui, cx: &Cx<'_>) {
                             text::short(l.table_values as f64),
                         ] {
                             ui.with_layout(Layout::left_to_right(Align::Center), |ui| {
-                                ui.label(RichText::new(cell).monospace());
+                                ui.label(RichText::new(cell).monospace().size(11.0));
                             });
                         }
                         ui.end_row();
