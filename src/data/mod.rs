@@ -32,6 +32,7 @@ pub mod planted;
 pub mod reader;
 pub mod rows;
 pub mod schema;
+#[cfg(not(target_arch = "wasm32"))]
 pub mod sparse;
 pub mod split;
 pub mod survey;

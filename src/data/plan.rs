@@ -143,6 +143,7 @@ impl Sink for RawRows {
 
 /// What a field is used as; it may be several things.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(target_arch = "wasm32", allow(dead_code))]
 pub(crate) struct Uses {
     pub number: bool,
     pub text: bool,
@@ -264,6 +265,7 @@ impl Plan {
     }
 
     /// What a field is used as.
+    #[cfg_attr(target_arch = "wasm32", allow(dead_code))]
     pub fn uses(&self, i: usize) -> Uses {
         let number = self.numeric.iter().any(|n| n.0 == i) || self.weight == Some(i);
         let list = self.lists.iter().any(|l| l.0 == i);

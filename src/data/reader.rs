@@ -17,6 +17,7 @@ use super::input::Place;
 use super::plan::{LabelLayout, Plan, PlanOptions, Sink, listed};
 use super::rows::{Dataset, RawRows, Rows, SkipReport};
 use super::schema::Schema;
+#[cfg(not(target_arch = "wasm32"))]
 use super::sparse::SparseParser;
 use super::split::{Part, Split};
 
@@ -101,6 +102,7 @@ impl Source {
 /// The columns that the schema takes from a file, when the file is open.
 enum Parse {
     Delimited(Arc<Parser>),
+    #[cfg(not(target_arch = "wasm32"))]
     Sparse(Arc<SparseParser>),
 }
 
@@ -204,6 +206,14 @@ impl Reader {
         self.formats.push(format.clone());
         let (labelled, open) = match format {
             Format::Delimited(d) => self.open_delimited(&path, &head, reader, d)?,
+            // a page stays small
+            #[cfg(target_arch = "wasm32")]
+            Format::Sparse { .. } => {
+                return Err(fail(
+                    "is libsvm or libffm, which a page does not read; convert it to CSV".into(),
+                ));
+            }
+            #[cfg(not(target_arch = "wasm32"))]
             Format::Sparse { fields } => {
                 let o = PlanOptions { signed: true, ..self.plan_options() };
                 let layout = match self.source.read.labels {
@@ -397,6 +407,7 @@ impl Reader {
                     let one = |(block, from, line, sink): (Block, usize, u64, S)| {
                         let (rows, problems, text) = match parse {
                             Parse::Delimited(p) => p.parse(block, from, line, stop, sink),
+                            #[cfg(not(target_arch = "wasm32"))]
                             Parse::Sparse(p) => p.parse(block, stop, sink),
                         };
                         (rows.rows() as u64, problems, map(rows), text)
