@@ -15,6 +15,7 @@ pub mod local;
 pub mod mpi;
 #[cfg(all(feature = "nccl", target_os = "linux"))]
 pub mod nccl;
+mod operations;
 pub mod schedule;
 pub mod tcp;
 #[cfg(test)]
