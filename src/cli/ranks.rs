@@ -41,6 +41,9 @@ pub struct RankArgs {
     /// The longest silence of a rank that is not taken for its death
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = timeout)]
     pub collective_timeout: f64,
+    /// How long to wait for all ranks at the start
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = timeout)]
+    pub collective_join_timeout: f64,
     /// The address at which this rank listens [default: that by which it reaches rank 0]
     #[arg(long, value_name = "ADDRESS")]
     pub collective_bind: Option<IpAddr>,
@@ -92,9 +95,9 @@ pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
     let options = Options {
         secret: std::env::var("BIRKHOFF_SECRET").ok(),
         timeout: Duration::from_secs_f64(r.collective_timeout),
+        join_timeout: Duration::from_secs_f64(r.collective_join_timeout),
         bind: r.collective_bind,
         lanes: r.collective_lanes.into(),
-        ..Options::default()
     };
     let comm = connect(r.collective, place.as_ref(), &options)?;
     if comm.world() == 1 {
