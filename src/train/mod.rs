@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod describe;
 pub mod diagnose;
+mod evaluate;
 pub mod events;
 pub mod history;
 pub mod infer;
@@ -21,6 +22,7 @@ pub mod schedule;
 pub mod schema;
 pub mod step;
 pub mod store;
+pub mod tables;
 pub mod tally;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod tensorboard;
