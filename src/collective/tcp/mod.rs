@@ -155,6 +155,17 @@ impl Tcp {
         let at = Self::resolve(o)?;
         // a name may have several addresses; IPv4 first, as the others try both
         let ip = at.iter().find(|a| a.is_ipv4()).unwrap_or(&at[0]).ip();
+        if ip.is_loopback()
+            && o.bind.is_none()
+            && o.master != "localhost"
+            && o.master.parse::<IpAddr>().is_err()
+        {
+            // Debian gives a host's own name the address 127.0.1.1
+            tracing::warn!(
+                "MASTER_ADDR {:?} is {ip} on this host: ranks of other hosts will not reach it; use an address, or --collective-bind",
+                o.master
+            );
+        }
         let listener = Self::listen(o, ip, o.port)?;
         let io = |e: std::io::Error| join_error(e.to_string());
         let own = listener.local_addr().map_err(io)?;
