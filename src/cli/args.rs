@@ -40,7 +40,7 @@ pub enum Command {
     Check(CheckArgs),
     /// Show runs side by side: what differs in their configurations, and what they came to.
     Compare(CompareArgs),
-    /// Run train, eval or predict as several ranks, on one host or several.
+    /// Train as several ranks, on one host or several.
     Launch(LaunchArgs),
     /// Train many models from one file, each with several seeds, and show one table of them.
     Sweep(SweepArgs),

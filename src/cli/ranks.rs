@@ -67,6 +67,36 @@ pub struct RankArgs {
     pub plan: Option<PathBuf>,
 }
 
+/// A checksum of files by their sizes, beginnings and ends: stale copies on another host are found by it.
+fn files<'a>(patterns: impl Iterator<Item = &'a PathBuf>) -> u64 {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut hash = xxhash_rust::xxh3::Xxh3Default::new();
+    for pattern in patterns {
+        let mut paths = vec![pattern.clone()];
+        if !pattern.exists() {
+            let found = pattern.to_str().and_then(|p| glob::glob(p).ok());
+            paths = found.into_iter().flatten().flatten().collect();
+            paths.sort();
+        }
+        for path in paths {
+            let Ok(mut file) = std::fs::File::open(&path) else { continue };
+            let size = file.metadata().map_or(0, |m| m.len());
+            hash.update(&size.to_le_bytes());
+            let mut part = vec![];
+            for at in [0, size.saturating_sub(1 << 16)] {
+                part.clear();
+                let read = file
+                    .seek(SeekFrom::Start(at))
+                    .and_then(|_| (&mut file).take(1 << 16).read_to_end(&mut part));
+                if read.is_ok() {
+                    hash.update(&part);
+                }
+            }
+        }
+    }
+    hash.digest()
+}
+
 fn timeout(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if (0.5..=86_400.0).contains(&s) => Ok(s),
@@ -81,8 +111,13 @@ pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
     if place.as_ref().is_none_or(|p| p.world == 1)
         && matches!(r.collective, Kind::Auto | Kind::Tcp | Kind::Local)
     {
+        ensure!(
+            r.plan.is_none(),
+            "--plan is for several ranks: start them with `birkhoff launch`, or leave it out"
+        );
         return Ok(None);
     }
+    ensure!(!args.debug_nan, "--debug-nan looks at one rank's operations; train without other ranks for it");
     ensure!(
         !args.data.train.iter().chain(&args.data.valid).any(|p| p.as_os_str() == "-"),
         "several ranks cannot read standard input; write the rows to a file"
@@ -99,6 +134,9 @@ pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
         bind: r.collective_bind,
         lanes: r.collective_lanes.into(),
     };
+    if let Some(p) = place.as_ref().filter(|p| p.rank == 0 && !p.master.is_empty() && !args.quiet) {
+        eprintln!("waiting for {} other ranks at {}:{}", p.world - 1, p.master, p.port);
+    }
     let comm = connect(r.collective, place.as_ref(), &options)?;
     if comm.world() == 1 {
         comm.finish()?;
@@ -195,6 +233,7 @@ pub fn ranks(
     ranks.agree("version of birkhoff", xxh3_64(env!("CARGO_PKG_VERSION").as_bytes()))?;
     ranks.agree("configuration", xxh3_64(cfg.to_toml()?.as_bytes()))?;
     ranks.agree("number of training rows", encoder.rows)?;
+    ranks.agree("content of the data files", files(args.data.train.iter().chain(&args.data.valid)))?;
     ranks.agree("plan or format of what is sent", xxh3_64(how.as_bytes()))?;
     Ok(ranks)
 }

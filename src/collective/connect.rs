@@ -121,7 +121,7 @@ pub fn connect(kind: Kind, place: Option<&Place>, options: &Options) -> Result<C
 /// Joins over TCP.
 fn tcp(place: &Place, options: &Options) -> Result<Tcp> {
     if place.master.is_empty() {
-        return Err(CollectiveError::Join(format!(
+        return Err(CollectiveError::Setup(format!(
             "MASTER_ADDR is not set: rank {} of {} does not know rank 0's host; set it for all, as by \
              `mpirun -x MASTER_ADDR=HOST -x BIRKHOFF_SECRET`, or use --collective mpi",
             place.rank, place.world
@@ -149,7 +149,7 @@ fn mpi(place: Option<&Place>, options: &Options) -> Result<Communicator> {
     if let Some(p) = place
         && p.world != world
     {
-        return Err(CollectiveError::Join(format!(
+        return Err(CollectiveError::Setup(format!(
             "{} started {} processes, but MPI sees {world}: it is another MPI's launcher (or srun without --mpi=pmix); \
              use the mpirun of the MPI that birkhoff was built with, or --collective tcp",
             p.source, p.world

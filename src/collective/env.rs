@@ -43,11 +43,11 @@ pub struct Place {
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 fn wrong(name: &str, value: &str, expected: &str) -> CollectiveError {
-    CollectiveError::Join(format!("{name} is {value:?}; expected {expected}"))
+    CollectiveError::Setup(format!("{name} is {value:?}; expected {expected}"))
 }
 
 fn missing(name: &str, because: &str, expected: &str) -> CollectiveError {
-    CollectiveError::Join(format!("{because}, but {name} is not set; expected {expected}"))
+    CollectiveError::Setup(format!("{because}, but {name} is not set; expected {expected}"))
 }
 
 /// A number; `None` where the variable is unset or empty.

@@ -37,9 +37,12 @@ pub enum CollectiveError {
         /// What is wrong with it.
         why: String,
     },
-    /// The group could not be formed.
+    /// The group could not be formed: others are late, or gone. Another try may do.
     #[error("{0}")]
     Join(String),
+    /// The group could not be formed because of what this rank was told: another try would fail alike.
+    #[error("{0}")]
+    Setup(String),
     /// A transport that this machine or build lacks.
     #[error("--collective {transport} is not available: {why}; {instead}")]
     Unavailable {

@@ -252,6 +252,7 @@ impl Trainer {
                         }
                     }
                     self.progress = saved.progress;
+                    self.replan(saved.world);
                     self.kept_step = Some(step);
                     self.restore_best(run, &all)?;
                     return Ok(Some(Resumed { step, lines }));
@@ -288,15 +289,40 @@ impl Trainer {
         r.distribute(&mut self.state, &self.params, &self.saved, None)?;
         let (step, lines) = (saved.progress.step, saved.lines);
         self.progress = saved.progress;
+        self.replan(saved.world);
         self.kept_step = Some(step);
         Ok(Some(Resumed { step, lines }))
+    }
+
+    /// The steps of a run whose steps had another size: those done, and what is left.
+    fn replan(&mut self, world: usize) {
+        if world == self.world() {
+            return;
+        }
+        let (t, p) = (&self.cfg.train, &self.progress);
+        let batches = self.train_rows.div_ceil((t.batch * self.world()) as u64);
+        let steps = |batches: u64| batches.div_ceil(t.accumulate as u64);
+        let epochs = (t.epochs.saturating_sub(p.epoch)) as u64;
+        let left = match epochs {
+            0 => 0,
+            n => steps(batches.saturating_sub(p.batch)) + (n - 1) * steps(batches),
+        };
+        self.schedule.total = p.step + left;
     }
 
     /// The place in the epoch of a run that had another number of ranks.
     fn moved(&self, saved: &mut Saved, then: usize, say: &mut dyn FnMut(String)) {
         let (was, is) = (then * saved.world, self.cfg.train.batch * self.world());
         if saved.world != self.world() {
-            say(format!("note: trained by {} ranks so far, by {} from here", saved.world, self.world()));
+            let size = match was == is {
+                true => String::new(),
+                false if was % self.world() == 0 => format!(
+                    "; a step has {is} rows, so far {was}: --set train.batch={} keeps that",
+                    was / self.world()
+                ),
+                false => format!("; a step has {is} rows, so far {was}"),
+            };
+            say(format!("note: ranks so far {}, from here {}{size}", saved.world, self.world()));
         }
         if was != is {
             saved.progress.batch = saved.progress.batch * was as u64 / is as u64;

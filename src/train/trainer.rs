@@ -44,7 +44,7 @@ pub struct Trainer {
     pub(super) specs: Vec<TensorSpec>,
     /// The whole training state.
     pub(super) saved: Vec<StateTensors>,
-    schedule: Schedule,
+    pub(super) schedule: Schedule,
     pub(super) train_rows: u64,
     /// Checksum of the vocabularies.
     pub(super) vocab: String,

@@ -117,8 +117,10 @@ fn refuse(stream: &mut TcpStream, why: &str) {
 fn verdict(stream: &mut TcpStream) -> io::Result<std::result::Result<(), String>> {
     let mut status = [0];
     stream.read_exact(&mut status)?;
-    if status[0] == 1 {
-        return Ok(Ok(()));
+    match status[0] {
+        0 => {}
+        1 => return Ok(Ok(())),
+        _ => return Ok(Err("what answers there is not birkhoff".into())),
     }
     let mut len = [0];
     stream.read_exact(&mut len)?;
@@ -174,7 +176,7 @@ pub fn answer(
         Err(why) => return no(stream, why),
     };
     if hello.job != job {
-        return no(stream, "this port belongs to another job".into());
+        return no(stream, "this port belongs to another job (or BIRKHOFF_SECRET differs, from which a job's name may follow)".into());
     }
     let ours = nonce().map_err(io)?;
     let proof = mac(secret, "server", &bytes, &ours).finalize().into_bytes();
@@ -200,11 +202,16 @@ pub fn join_error(what: impl Into<String>) -> CollectiveError {
     CollectiveError::Join(what.into())
 }
 
+/// For errors that another try would meet again.
+pub fn setup_error(what: impl Into<String>) -> CollectiveError {
+    CollectiveError::Setup(what.into())
+}
+
 /// [`call`] with errors in words.
 pub fn introduce(stream: &mut TcpStream, secret: &[u8], hello: Hello, at: &str) -> Result<()> {
     match call(stream, secret, hello) {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(why)) => Err(join_error(format!("{at} refused rank {}: {why}", hello.rank))),
+        Ok(Err(why)) => Err(setup_error(format!("{at} refused rank {}: {why}", hello.rank))),
         Err(e) => Err(join_error(format!("the handshake with {at} broke off: {e}"))),
     }
 }

@@ -2,6 +2,7 @@
 //! falls silent, or its connection breaks, rank 0 tells all others which rank it was, so that every rank ends with the same
 //! reason and not with that of a neighbour which stopped because of it.
 
+use super::super::error::CollectiveError;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,6 +123,20 @@ impl Health {
         drop(down);
         self.fail(peer, why);
         self.down().expect("just failed")
+    }
+
+    /// An error of the time when the group forms: if a rank has left, that is the reason.
+    pub fn explain(&self, error: CollectiveError) -> CollectiveError {
+        let grace = Instant::now() + Duration::from_secs(1).min(self.timeout / 4);
+        let mut down = lock(&self.down);
+        while down.is_none() {
+            let Some(rest) = grace.checked_duration_since(Instant::now()) else { return error };
+            down = self.bell.wait_timeout(down, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        match down.clone() {
+            Some((rank, why)) => CollectiveError::Lost { rank, operation: "joining".into(), why },
+            None => error,
+        }
     }
 
     /// Records the first failure, tells everyone, wakes everyone.

@@ -15,7 +15,7 @@ use super::error::Result;
 use super::schedule::Schedule;
 use super::transport::{Operation, Transport};
 use super::work::Work;
-use auth::{Hello, introduce, join_error};
+use auth::{Hello, introduce, join_error, setup_error};
 use control::Health;
 use door::Door;
 use engine::Engine;
@@ -85,10 +85,10 @@ impl Tcp {
     pub fn join(options: &TcpOptions) -> Result<Self> {
         let o = options;
         if o.rank >= o.world {
-            return Err(join_error(format!("rank {} does not exist in a world of {}", o.rank, o.world)));
+            return Err(setup_error(format!("rank {} does not exist in a world of {}", o.rank, o.world)));
         }
         if o.secret.is_empty() {
-            return Err(join_error(
+            return Err(setup_error(
                 "BIRKHOFF_SECRET is not set: ranks prove to one another that they belong together; set it to the same \
                  long random text for all, such as that of `openssl rand -hex 32`, or start them by `birkhoff launch`",
             ));
@@ -109,7 +109,8 @@ impl Tcp {
             join_timeout: o.join_timeout,
         });
         let members = (0..o.world).collect();
-        Self::connect(shared, members, o.rank, 0, o.lanes.max(1))
+        let health = shared.health.clone();
+        Self::connect(shared, members, o.rank, 0, o.lanes.max(1)).map_err(|e| health.explain(e))
     }
 
     /// The rank that was lost, if one was, and why.
@@ -136,7 +137,7 @@ impl Tcp {
             std::io::ErrorKind::AddrInUse => {
                 join_error(format!("{at} is taken, by another job or program; choose another MASTER_PORT"))
             }
-            _ => join_error(format!(
+            _ => setup_error(format!(
                 "cannot listen at {at}: {e}; the master's address must be one of rank 0's host (or say which by --collective-bind)"
             )),
         })
