@@ -15,7 +15,7 @@ const FRAME: usize = 256 << 10;
 /// Below, everything is exchanged with everyone's partner at once.
 const DOUBLING: usize = 32 << 10;
 /// Below, halves are.
-const HALVING: usize = 256 << 10;
+const HALVING: usize = 2 << 20;
 
 /// One end of a group, shared by its clones and its worker.
 pub(super) struct Inner {
