@@ -39,5 +39,6 @@ pub mod ops;
 mod par;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod parallel;
+mod sync;
 pub mod text;
 pub mod train;

@@ -213,54 +213,19 @@ fn outputs_are_kept_apart_and_the_code_is_passed_on() {
 
 #[test]
 fn mistakes_are_one_line() {
-    fails(
-        &["launch", "--nproc", "0", "--", "train", "--train", "a", "--valid", "b", "--out", "c"],
-        &["--nproc", "0 is not in 1..=1024"],
-    );
+    let wrong = |options: &str, command: &str, parts: &[&str]| {
+        let words: Vec<&str> =
+            ["launch"].into_iter().chain(options.split(' ')).chain(command.split(' ')).collect();
+        fails(&words, parts);
+    };
+    let train = "-- train --train a --valid b --out c";
+    wrong("--nproc 0", train, &["--nproc", "0 is not in 1..=1024"]);
     fails(&["launch", "--nproc", "2"], &["no command after --"]);
-    fails(
-        &["launch", "--nproc", "2", "--", "synth", "--rows", "1"],
-        &["`synth` is not a command that ranks run together"],
-    );
-    fails(
-        &[
-            "launch",
-            "--nproc",
-            "2",
-            "--nnodes",
-            "2",
-            "--node-rank",
-            "0",
-            "--",
-            "train",
-            "--train",
-            "a",
-            "--valid",
-            "b",
-            "--out",
-            "c",
-        ],
-        &["--master HOST:PORT"],
-    );
-    fails(
-        &[
-            "launch",
-            "--nproc",
-            "2",
-            "--grace=-1",
-            "--",
-            "train",
-            "--train",
-            "a",
-            "--valid",
-            "b",
-            "--out",
-            "c",
-        ],
-        &["--grace"],
-    );
-    fails(&["launch", "--nproc", "2", "--", "train", "--train", "a"], &["train:", "--valid"]);
-    fails(&["launch", "--nproc", "2", "--", "eval", "r", "--data", "d"], &["eval is done by one process"]);
+    wrong("--nproc 2", "-- synth --rows 1", &["`synth` is not a command that ranks run together"]);
+    wrong("--nproc 2 --nnodes 2 --node-rank 0", train, &["--master HOST:PORT"]);
+    wrong("--nproc 2 --grace=-1", train, &["--grace"]);
+    wrong("--nproc 2", "-- train --train a", &["train:", "--valid"]);
+    wrong("--nproc 2", "-- eval r --data d", &["eval is done by one process"]);
     // of the ranks themselves: each says it, and none is started again
     let dir = tempfile::tempdir().unwrap();
     let (none, run) = (Path::new("/nonexistent/rows.tsv"), dir.path().join("run"));

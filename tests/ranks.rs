@@ -1,10 +1,8 @@
 //! Several ranks train what one would: the same losses, whatever lies where and however values travel.
 
+mod world;
+
 use birkhoff::collective::{Communicator, Wire};
-use birkhoff::data::criteo::{self, ReadOptions, RowPolicy};
-use birkhoff::data::rows::Dataset;
-use birkhoff::data::schema::{Encoding, Schema, Transform};
-use birkhoff::data::synth::{DEFAULT_WORLD, Synth};
 use birkhoff::graph::exec::Device;
 use birkhoff::model::build::FeatureSpec;
 use birkhoff::model::config::Config;
@@ -18,28 +16,8 @@ use birkhoff::train::store::{MemoryStore, NoStore, Store};
 use birkhoff::train::tally::RankRecord;
 use birkhoff::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
-
-struct World {
-    dir: tempfile::TempDir,
-    data: Arc<Dataset>,
-    valid: Arc<Dataset>,
-    encoder: Arc<birkhoff::data::FittedEncoder>,
-}
-
-fn world(rows: u64) -> World {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("rows.tsv");
-    Synth::new(DEFAULT_WORLD, 7).write_file(&file, rows).unwrap();
-    let other = dir.path().join("valid.tsv");
-    Synth::new(DEFAULT_WORLD, 8).write_file(&other, 155).unwrap();
-    let schema = Schema::criteo(Transform::Log, true, Encoding::Vocabulary { min_count: 2, max_size: None });
-    let (encoder, _) = criteo::fit(&file, &schema, RowPolicy::Error).unwrap();
-    let encoder = Arc::new(encoder);
-    let load = |f: &Path| Arc::new(criteo::load(f, &encoder, ReadOptions::default()).unwrap());
-    World { data: load(&file), valid: load(&other), encoder, dir }
-}
+use world::{World, world};
 
 /// Each step's loss.
 #[derive(Default)]
@@ -103,6 +81,18 @@ fn config(sets: &[&str]) -> Config {
 }
 
 type Place = fn(usize, &FeatureSpec, usize) -> Layout;
+
+/// Whole tables dealt to the ranks in turn, the largest first.
+fn in_turn(world: usize, features: &FeatureSpec, width: usize) -> Layout {
+    let mut all: Vec<&(String, usize)> = features.tables.iter().flat_map(|t| &t.columns).collect();
+    all.sort_by_key(|(name, rows)| (std::cmp::Reverse(*rows), name));
+    let parts: Vec<_> = all
+        .iter()
+        .enumerate()
+        .map(|(i, (column, rows))| Part { column, rows: 0..*rows as u32, columns: 0..width, rank: i % world })
+        .collect();
+    Layout::new(world, features, width, &parts).unwrap()
+}
 
 /// Rows of every table over all ranks, unevenly.
 fn by_rows(world: usize, features: &FeatureSpec, width: usize) -> Layout {
@@ -226,7 +216,7 @@ fn near(a: &[f64], b: &[f64], bound: f64, what: &str) {
 /// 1 rank x batch 4B and 4 ranks x batch B, 50 steps and a last, smaller one.
 #[test]
 fn four_ranks_train_as_one() {
-    let world = world(1613);
+    let world = world(1613, 155);
     let device = Device::Cpu;
     let same = |sets: &[&str], places: &[(&str, Place)]| {
         let ranks = 4;
@@ -248,21 +238,14 @@ fn four_ranks_train_as_one() {
             }
         }
     };
-    same(
-        &[],
-        &[
-            ("tables in turn", Layout::round_robin),
-            ("by rows", by_rows),
-            ("all on the last", all_on_the_last),
-        ],
-    );
+    same(&[], &[("tables in turn", in_turn), ("by rows", by_rows), ("all on the last", all_on_the_last)]);
     same(&["train.embedding=adam", "train.embedding_lr=1e-3"], &[("by columns", by_columns)]);
 }
 
 /// A step of two batches a rank.
 #[test]
 fn ranks_accumulate() {
-    let world = world(800);
+    let world = world(800, 155);
     let (one, _) = world.one(&config(&["train.batch=32"]), &Device::Cpu);
     let cfg = config(&["train.batch=8", "train.accumulate=2"]);
     let all = world.many(&cfg, &Device::Cpu, 2, by_rows, &RankOptions::default(), None, None);
@@ -272,10 +255,10 @@ fn ranks_accumulate() {
 /// Narrow formats and small buckets change little, and nothing between ranks; without overlap nothing at all changes.
 #[test]
 fn formats_buckets_overlap() {
-    let world = world(800);
+    let world = world(800, 155);
     let cfg = config(&["train.batch=8"]);
     let losses = |options: &RankOptions| {
-        let all = world.many(&cfg, &Device::Cpu, 3, Layout::round_robin, options, None, None);
+        let all = world.many(&cfg, &Device::Cpu, 3, in_turn, options, None, None);
         assert!(all.iter().all(|a| a.0 == all[0].0), "all ranks see the same");
         all.into_iter().next().unwrap().0
     };
@@ -296,7 +279,7 @@ fn formats_buckets_overlap() {
 /// Stopped on two ranks by the wish of one, gone on with on three, and on one: as if never stopped.
 #[test]
 fn another_number_of_ranks_goes_on() {
-    let world = world(960);
+    let world = world(960, 155);
     let device = Device::Cpu;
     let (whole, summary) = world.one(&config(&["train.batch=24"]), &device);
     let folder = world.dir.path().join("run");
@@ -330,10 +313,10 @@ fn another_number_of_ranks_goes_on() {
 #[test]
 fn ranks_on_a_device() {
     let Some(device) = birkhoff::graph::testing::software_device() else { return };
-    let world = world(400);
+    let world = world(400, 155);
     let cfg = config(&["train.batch=8", "model.layers=1"]);
     let on = |device: &Device| {
-        world.many(&cfg, device, 2, Layout::round_robin, &RankOptions::default(), None, None)[0].0.clone()
+        world.many(&cfg, device, 2, in_turn, &RankOptions::default(), None, None)[0].0.clone()
     };
     near(&on(&device), &on(&Device::Cpu), 1e-3, "software Vulkan");
 }

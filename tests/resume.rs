@@ -1,9 +1,7 @@
 //! Stopping and going on: a run that was stopped, in whatever way, ends as the one that never was.
 
-use birkhoff::data::criteo::{self, ReadOptions, RowPolicy};
-use birkhoff::data::rows::Dataset;
-use birkhoff::data::schema::{Encoding, Schema, Transform};
-use birkhoff::data::synth::{DEFAULT_WORLD, Synth};
+mod world;
+
 use birkhoff::graph::exec::Device;
 use birkhoff::model::config::Config;
 use birkhoff::train::infer::Inputs;
@@ -11,8 +9,8 @@ use birkhoff::train::run::RunFolder;
 use birkhoff::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
+use world::{World, world};
 
 fn s(p: &Path) -> &str {
     p.to_str().unwrap()
@@ -42,26 +40,6 @@ impl Report for Leave {
         }
         leave
     }
-}
-
-struct World {
-    dir: tempfile::TempDir,
-    data: Arc<Dataset>,
-    valid: Arc<Dataset>,
-    encoder: Arc<birkhoff::data::FittedEncoder>,
-}
-
-fn world(rows: u64) -> World {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("rows.tsv");
-    Synth::new(DEFAULT_WORLD, 7).write_file(&file, rows).unwrap();
-    let other = dir.path().join("valid.tsv");
-    Synth::new(DEFAULT_WORLD, 8).write_file(&other, 150).unwrap();
-    let schema = Schema::criteo(Transform::Log, true, Encoding::Vocabulary { min_count: 2, max_size: None });
-    let (encoder, _) = criteo::fit(&file, &schema, RowPolicy::Error).unwrap();
-    let encoder = Arc::new(encoder);
-    let load = |f: &Path| Arc::new(criteo::load(f, &encoder, ReadOptions::default()).unwrap());
-    World { data: load(&file), valid: load(&other), encoder, dir }
 }
 
 impl World {
@@ -160,7 +138,7 @@ fn config(sets: &[&str]) -> Config {
 
 #[test]
 fn a_run_that_was_interrupted_equals_one_that_was_not_in_every_mode() {
-    let world = world(730); // 15 batches an epoch, the last one short
+    let world = world(730, 150); // 15 batches an epoch, the last one short
     let extra: [&[&str]; 4] = [
         &[
             "model.residual.mode=mhc",
@@ -203,7 +181,7 @@ fn a_run_that_was_interrupted_equals_one_that_was_not_in_every_mode() {
 
 #[test]
 fn a_checkpoint_changes_no_loss_and_only_the_newest_are_kept() {
-    let world = world(400);
+    let world = world(400, 150);
     let (a, _) = world.train("never", &config(&["train.checkpoint_every=0"]), &[], &Device::Cpu);
     let often = config(&["train.checkpoint_every=1", "train.keep=2"]);
     let (b, _) = world.train("often", &often, &[], &Device::Cpu);
@@ -216,7 +194,7 @@ fn a_checkpoint_changes_no_loss_and_only_the_newest_are_kept() {
 
 #[test]
 fn patience_and_the_best_so_far_survive() {
-    let world = world(300);
+    let world = world(300, 150);
     // learns by heart: the validation gets worse soon
     let cfg = config(&[
         "train.epochs=30",
@@ -252,7 +230,7 @@ fn stopped(world: &World, name: &str, cfg: &Config) -> PathBuf {
 
 #[test]
 fn damaged_checkpoints_are_passed_over_and_foreign_ones_refused() {
-    let world = world(730);
+    let world = world(730, 150);
     let cfg = config(&[]);
     let (whole, _) = world.train("whole", &cfg, &[], &Device::Cpu);
     let path = stopped(&world, "stopped", &cfg);
@@ -295,7 +273,7 @@ fn damaged_checkpoints_are_passed_over_and_foreign_ones_refused() {
     .unwrap();
     let e = few.resume(&run, &[], &mut |_| ()).unwrap_err().to_string();
     assert!(e.contains("730 rows") && e.contains("729"), "{e}");
-    let other = self::world(731);
+    let other = self::world(731, 150);
     let mut t = Trainer::new(
         &cfg,
         Inputs::new(other.encoder.clone(), &cfg, &Device::Cpu).unwrap(),
@@ -354,7 +332,7 @@ fn damaged_checkpoints_are_passed_over_and_foreign_ones_refused() {
 #[test]
 fn a_device_goes_on_as_well() {
     let Some(device) = birkhoff::graph::testing::software_device() else { return };
-    let world = world(400);
+    let world = world(400, 150);
     let cfg = config(&["model.layers=1", "train.epochs=1"]);
     let (a, _) = world.train("whole", &cfg, &[], &device);
     let (b, _) = world.train("parts", &cfg, &[3, 5], &device);

@@ -6,7 +6,6 @@ use crate::data::schema::Encoding;
 use crate::graph::{dot, fuse::fuse, gpu::lower, plan};
 use crate::model::build::{BuildOptions, EmbeddingSpec, FeatureSpec, model_with};
 use crate::model::config::Config;
-use crate::model::params::Kind;
 use crate::ops::{Cost, GpuCaps, matmul::ByDevice};
 use crate::text::group;
 use crate::text::human_bytes;
@@ -56,7 +55,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let mut largest: Vec<(String, usize)> = vec![];
     for p in &m.params {
         let n = p.shape().len();
-        if let Kind::Embedding(_) = p.kind {
+        if p.is_table() {
             embedding += n
         } else {
             dense += n

@@ -1,10 +1,11 @@
 //! Training as one of several ranks: who this is, the connection to the others, where the tables lie.
 
 use super::args::TrainArgs;
+use super::run_args::seconds;
 use crate::collective::connect::{Kind, Options, connect};
 use crate::collective::env::Place;
 use crate::collective::{Communicator, Wire};
-use crate::data::FittedEncoder;
+use crate::data::{FittedEncoder, input};
 use crate::model::config::{Config, EmbeddingOptimizer};
 use crate::parallel::cost::Cluster;
 use crate::parallel::dense::DenseOptions;
@@ -17,10 +18,12 @@ use crate::train::infer::Inputs;
 use crate::train::ranks::{RankOptions, Ranks};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -39,10 +42,10 @@ pub struct RankArgs {
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub collective: Kind,
     /// The longest silence of a rank that is not taken for its death
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = timeout)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = |s: &str| seconds(s, 0.5))]
     pub collective_timeout: f64,
     /// How long to wait for all ranks at the start
-    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = timeout)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = |s: &str| seconds(s, 0.5))]
     pub collective_join_timeout: f64,
     /// The address at which this rank listens [default: that by which it reaches rank 0]
     #[arg(long, value_name = "ADDRESS")]
@@ -68,40 +71,23 @@ pub struct RankArgs {
 }
 
 /// A checksum of files by their sizes, beginnings and ends: stale copies on another host are found by it.
-fn files<'a>(patterns: impl Iterator<Item = &'a PathBuf>) -> u64 {
-    use std::io::{Read, Seek, SeekFrom};
-    let mut hash = xxhash_rust::xxh3::Xxh3Default::new();
-    for pattern in patterns {
-        let mut paths = vec![pattern.clone()];
-        if !pattern.exists() {
-            let found = pattern.to_str().and_then(|p| glob::glob(p).ok());
-            paths = found.into_iter().flatten().flatten().collect();
-            paths.sort();
-        }
-        for path in paths {
-            let Ok(mut file) = std::fs::File::open(&path) else { continue };
-            let size = file.metadata().map_or(0, |m| m.len());
-            hash.update(&size.to_le_bytes());
-            let mut part = vec![];
-            for at in [0, size.saturating_sub(1 << 16)] {
-                part.clear();
-                let read = file
-                    .seek(SeekFrom::Start(at))
-                    .and_then(|_| (&mut file).take(1 << 16).read_to_end(&mut part));
-                if read.is_ok() {
-                    hash.update(&part);
-                }
+fn files(patterns: &[&[PathBuf]]) -> u64 {
+    let mut hash = Xxh3Default::new();
+    let places = patterns.iter().filter_map(|p| input::places(p).ok()).flatten();
+    for place in places {
+        let Ok(mut file) = File::open(place.name()) else { continue };
+        let size = file.metadata().map_or(0, |m| m.len());
+        hash.update(&size.to_le_bytes());
+        let mut part = vec![];
+        for at in [0, size.saturating_sub(1 << 16)] {
+            part.clear();
+            let found = file.seek(SeekFrom::Start(at));
+            if found.and_then(|_| (&mut file).take(1 << 16).read_to_end(&mut part)).is_ok() {
+                hash.update(&part);
             }
         }
     }
     hash.digest()
-}
-
-fn timeout(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if (0.5..=86_400.0).contains(&s) => Ok(s),
-        _ => Err("expected seconds, 0.5 to 86400".into()),
-    }
 }
 
 /// Joins the other ranks, where a launcher says that there are some.
@@ -233,7 +219,7 @@ pub fn ranks(
     ranks.agree("version of birkhoff", xxh3_64(env!("CARGO_PKG_VERSION").as_bytes()))?;
     ranks.agree("configuration", xxh3_64(cfg.to_toml()?.as_bytes()))?;
     ranks.agree("number of training rows", encoder.rows)?;
-    ranks.agree("content of the data files", files(args.data.train.iter().chain(&args.data.valid)))?;
+    ranks.agree("content of the data files", files(&[&args.data.train, &args.data.valid]))?;
     ranks.agree("plan or format of what is sent", xxh3_64(how.as_bytes()))?;
     Ok(ranks)
 }

@@ -273,7 +273,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub restart: u32,
     /// How long the other ranks may take to end once one has failed; after that they are asked to, then killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = |s: &str| seconds(s, 0.0))]
     pub grace: f64,
     /// Write what each rank prints to DIR/rank-N.log; only rank 0 is shown as well
     #[arg(long, value_name = "DIR")]
@@ -292,9 +292,10 @@ pub struct LaunchArgs {
     pub command: Vec<String>,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// Seconds, `least` to a day.
+pub fn seconds(text: &str, least: f64) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(s) if (0.0..=86_400.0).contains(&s) => Ok(s),
-        _ => Err("expected seconds, 0 to 86400".into()),
+        Ok(s) if (least..=86_400.0).contains(&s) => Ok(s),
+        _ => Err(format!("expected seconds, {least} to 86400")),
     }
 }

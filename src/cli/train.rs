@@ -3,6 +3,7 @@
 use super::args::{DataArgs, OnBadRow, TrainArgs};
 use super::{output, ranks};
 use crate::collective::Communicator;
+use crate::data::FittedEncoder;
 use crate::data::feed::Feed;
 use crate::data::reader::RowPolicy;
 use crate::data::rows::SkipReport;
@@ -12,7 +13,7 @@ use crate::model::config::{Config, Schedule};
 use crate::text::{group, human_bytes};
 use crate::train::infer::Inputs;
 use crate::train::resume::Resumed;
-use crate::train::run::{DATA, RunFolder, write_atomic};
+use crate::train::run::{DATA, RunFolder, VOCAB, write_atomic};
 use crate::train::store::NoStore;
 use crate::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 use anyhow::{Context, bail, ensure};
@@ -20,6 +21,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -119,17 +121,16 @@ impl DataRecord {
 
 /// Trains.
 fn train(args: &TrainArgs) -> anyhow::Result<()> {
-    let comm = ranks::join(args)?;
-    let first = comm.as_ref().is_none_or(|c| c.rank() == 0);
-    let done = match first {
-        true => ranks::together(comm.as_ref(), || train_first(args, comm.as_ref()))?,
-        false => {
+    let joined = ranks::join(args)?;
+    let comm = joined.as_ref();
+    let done = match comm {
+        Some(c) if c.rank() > 0 => {
             let quiet = TrainArgs { quiet: true, json: false, ..args.clone() };
-            ranks::together(comm.as_ref(), || train_beside(&quiet, comm.as_ref()))?;
-            None
+            ranks::together(comm, || train_beside(&quiet, c).map(|()| None))?
         }
+        _ => ranks::together(comm, || train_first(args, comm).map(Some))?,
     };
-    if let Some(comm) = &comm {
+    if let Some(comm) = comm {
         comm.finish()?;
     }
     done.map_or(Ok(()), |d| d.conclude(args))
@@ -144,24 +145,46 @@ struct Done {
     profile: Option<String>,
 }
 
+/// The rows. Of a run that goes on the vocabularies and the split are those of its start.
+fn open_data(
+    args: &TrainArgs,
+    cfg: &Config,
+    record: &mut DataRecord,
+    spinner: &ProgressBar,
+) -> anyhow::Result<super::data::Opened> {
+    let vocab = args.folder().join(VOCAB);
+    let known = (args.resume.is_some() && vocab.exists())
+        .then(|| super::data::Known::load(&vocab, cfg, record.split.clone()))
+        .transpose()?;
+    let data = super::data::open(&record.data, cfg, known, spinner)?;
+    record.split = data.split.clone();
+    Ok(data)
+}
+
+/// The trainer, alone or as one of several ranks.
+fn trainer(
+    args: &TrainArgs,
+    cfg: &Config,
+    encoder: &Arc<FittedEncoder>,
+    device: &Device,
+    comm: Option<&Communicator>,
+) -> anyhow::Result<Trainer> {
+    let inputs = Inputs::new(encoder.clone(), cfg, device)?;
+    let over = comm.map(|c| ranks::ranks(args, c, cfg, encoder, &inputs)).transpose()?;
+    let trainer = Trainer::over(cfg, inputs, device, encoder.rows as usize, over.clone())?;
+    if let Some(over) = over {
+        over.agree("vocabulary", trainer.vocabulary())?;
+    }
+    Ok(trainer)
+}
+
 /// A rank that keeps no files: rank 0 writes the run.
-fn train_beside(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<()> {
-    let comm = comm.expect("there are others");
+fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
     let cfg = args.resolve_config()?;
     let mut record = DataRecord::new(args)?;
     let device = super::device::open(&record.device)?;
-    let spinner = spinner(true, "");
-    let vocab = args.folder().join(crate::train::run::VOCAB);
-    let known = (args.resume.is_some() && vocab.exists())
-        .then(|| super::data::Known::load(&vocab, &cfg, record.split.clone()))
-        .transpose()?;
-    let data = super::data::open(&record.data, &cfg, known, &spinner)?;
-    record.split = data.split.clone();
-    let inputs = Inputs::new(data.encoder.clone(), &cfg, &device)?;
-    let over = ranks::ranks(args, comm, &cfg, &data.encoder, &inputs)?;
-    let rows = data.encoder.rows as usize;
-    let mut trainer = Trainer::over(&cfg, inputs, &device, rows, Some(over.clone()))?;
-    over.agree("vocabulary", trainer.vocabulary())?;
+    let data = open_data(args, &cfg, &mut record, &spinner(true, ""))?;
+    let mut trainer = trainer(args, &cfg, &data.encoder, &device, Some(comm))?;
     if args.resume.is_some() {
         trainer.follow()?;
     }
@@ -172,7 +195,7 @@ fn train_beside(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result
 }
 
 /// The run, by its only or first rank.
-fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<Option<Done>> {
+fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<Done> {
     let resumed = args.resume.as_deref().map(RunFolder::resume).transpose()?;
     let cfg = args.resolve_config()?;
     let mut record = DataRecord::new(args)?;
@@ -191,23 +214,13 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     }
 
     let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
-    // of a run that goes on the vocabularies and the split are those of its start
-    let known = (args.resume.is_some() && folder.vocab_path().exists())
-        .then(|| super::data::Known::load(&folder.vocab_path(), &cfg, record.split.clone()))
-        .transpose()?;
-    let data = super::data::open(&record.data, &cfg, known, &spinner)?;
-    record.split = data.split.clone();
+    let data = open_data(args, &cfg, &mut record, &spinner)?;
     spinner.finish_and_clear();
     data.notes.iter().for_each(|n| say(n.clone()));
     let encoder = data.encoder.clone();
 
-    let inputs = Inputs::new(encoder.clone(), &cfg, &device)?;
     let begin = Instant::now();
-    let over = comm.map(|c| ranks::ranks(args, c, &cfg, &encoder, &inputs)).transpose()?;
-    let mut trainer = Trainer::over(&cfg, inputs, &device, encoder.rows as usize, over.clone())?;
-    if let Some(over) = &over {
-        over.agree("vocabulary", trainer.vocabulary())?;
-    }
+    let mut trainer = trainer(args, &cfg, &encoder, &device, comm)?;
     let resumed = match args.resume {
         Some(_) => take_up(args, &cfg, &folder, &mut trainer)?,
         None => None,
@@ -262,7 +275,7 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     };
     drop(trainer);
     drop(store);
-    Ok(Some(Done { folder, device, test: data.test.clone(), summary, profile }))
+    Ok(Done { folder, device, test: data.test.clone(), summary, profile })
 }
 
 impl Done {

@@ -3,9 +3,10 @@
 use super::element::{Element, Reduction};
 use super::error::{CollectiveError, Result};
 use super::local::Local;
-use super::operations::{Inner, lock};
+use super::operations::Inner;
 use super::transport::Transport;
 use super::wire::Wire;
+use crate::sync::lock;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

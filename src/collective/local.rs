@@ -4,9 +4,10 @@ use super::error::{CollectiveError, Result};
 use super::schedule::{Schedule, Step};
 use super::transport::{Operation, Transport};
 use super::work::{Aligned, Work};
+use crate::sync::lock;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// What a rank has been sent, by sender, each with the operation's name.
@@ -53,10 +54,6 @@ impl Hub {
             hub.fail(rank, why);
         }
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One rank of a group of threads.

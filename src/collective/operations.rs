@@ -6,9 +6,10 @@ use super::schedule::{Cut, Schedule, even, stretches};
 use super::transport::{Operation, Transport};
 use super::wire::{BLOCK, Wire};
 use super::work::{Between, InPlace, Narrow, NarrowBetween, Work};
+use crate::sync::lock;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// Bytes a frame: large enough to be cheap, small enough to stay in a cache and to keep a ring moving.
 const FRAME: usize = 256 << 10;
@@ -39,10 +40,6 @@ impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.transport.name())
     }
-}
-
-pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Inner {

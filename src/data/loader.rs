@@ -39,9 +39,7 @@ impl Loader {
                 Order::Sequential => None,
                 Order::Shuffled { seed, epoch } => Some(permutation(n as u32, seed, epoch)),
             };
-            for start in (0..n).step_by(options.together()).skip(options.skip) {
-                let all = start..(start + options.together()).min(n);
-                let (total, range) = (all.len(), options.share(all));
+            for (total, range) in options.batches(n).skip(options.skip) {
                 let sent = out.send(total, |builder| match &order {
                     Some(order) => builder.gather(&data.rows, &order[range]),
                     None => builder.range(&data.rows, range),
@@ -72,13 +70,11 @@ impl Loader {
                 let reader = scope.spawn(move || rows.blocks(&files, order, options.together(), &blocks));
                 let mut skip = options.skip;
                 'blocks: for block in &read {
-                    for start in (0..block.whole).step_by(options.together()) {
-                        let all = start..(start + options.together()).min(block.whole);
+                    for (total, range) in options.batches(block.whole) {
                         if skip > 0 {
                             skip -= 1;
                             continue;
                         }
-                        let (total, range) = (all.len(), options.share(all));
                         let sent = out.send(total, |builder| match &block.order {
                             Some(order) => builder.gather(&block.rows, &order[range]),
                             None => builder.range(&block.rows, range),

@@ -1,5 +1,7 @@
 //! In which order rows come, and from where on.
 
+use std::ops::Range;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -46,10 +48,14 @@ impl LoaderOptions {
         self.batch * self.ranks
     }
 
-    /// This rank's share of rows that all train on in one step: as even as can be, the last ones of an epoch too.
-    pub fn share(&self, of: std::ops::Range<usize>) -> std::ops::Range<usize> {
-        let n = of.len();
-        of.start + n * self.rank / self.ranks..of.start + n * (self.rank + 1) / self.ranks
+    /// The batches of `n` rows: how many rows all ranks have together, and this rank's, as even as can be, the last ones
+    /// of an epoch too.
+    pub fn batches(self, n: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        (0..n).step_by(self.together()).map(move |start| {
+            let total = self.together().min(n - start);
+            let bound = |rank| start + total * rank / self.ranks;
+            (total, bound(self.rank)..bound(self.rank + 1))
+        })
     }
 }
 

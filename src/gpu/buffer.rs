@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use super::device::{Doing, Gpu, lock};
+use super::device::{Doing, Gpu};
 use super::error::GpuError;
+use crate::sync::lock;
 
 /// A storage buffer with the name of the tensor in it. Clones share the memory.
 #[derive(Clone, Debug)]

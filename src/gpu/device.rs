@@ -4,9 +4,10 @@
 //! caught by a scope around the call that made it, so that it can name a tensor, or recorded by the handler
 //! and returned by the next [`Gpu::check`].
 
+use crate::sync::lock;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use super::buffer::StagingPool;
@@ -110,11 +111,6 @@ pub(crate) enum Doing {
 /// How many submissions may wait in the queue before the host waits for the oldest. Enough to hide the
 /// host's work; without a bound a fast host piles up command buffers and staging memory.
 const MAX_IN_FLIGHT: usize = 16;
-
-/// A lock that survives a panic elsewhere: what it guards is consistent between statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Gpu {
     /// Opens `adapter`.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::device::{Doing, Gpu, lock};
+use super::device::{Doing, Gpu};
 use super::error::GpuError;
 use super::interface::{BindingKind, Interface};
 use super::kernel::Kernel;
+use crate::sync::lock;
 
 /// A compiled kernel with the layout that its bind groups need.
 #[derive(Debug)]

@@ -257,10 +257,10 @@ impl Graph {
                     let n = rename(n);
                     Some(self.named(&n, v.shape, v.dtype, Source::Input(n.clone())))
                 }
-                Source::State(n) if replaced.iter().any(|r| r.0 == *n) => {
-                    replaced.iter().find(|r| r.0 == *n).map(|r| r.1)
-                }
-                Source::State(n) => Some(known.get(n).copied().unwrap_or_else(|| self.state(n, v.shape))),
+                Source::State(n) => Some(match replaced.iter().find(|r| r.0 == *n) {
+                    Some((_, other)) => *other,
+                    None => known.get(n).copied().unwrap_or_else(|| self.state(n, v.shape)),
+                }),
                 Source::Const(c) => {
                     Some(self.add_value(v.shape, v.dtype, Source::Const(c.clone()), v.name.clone()))
                 }

@@ -55,6 +55,11 @@ pub struct Param {
 }
 
 impl Param {
+    /// Whether it is an embedding table.
+    pub fn is_table(&self) -> bool {
+        matches!(self.kind, Kind::Embedding(_))
+    }
+
     /// Shape.
     pub fn shape(&self) -> Shape {
         self.tensor.shape()

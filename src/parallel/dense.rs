@@ -6,7 +6,8 @@
 use crate::collective::{Communicator, Handle, Wire};
 use crate::graph::{Graph, Shape, Tensor};
 use crate::ops::host::{HostWork, Pending};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// Requests that every rank makes of all: added up with the loss of each step, so that all ranks know the same at the
 /// same step.
@@ -19,31 +20,16 @@ pub struct Signals {
 /// How many there are.
 pub const SIGNALS: usize = 3;
 
-/// What a rank can ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    /// To end the run after this step, with an evaluation.
-    Stop,
-    /// To save and end.
-    Interrupt,
-    /// To save.
-    Checkpoint,
-}
-
 impl Signals {
     /// Asks, from the next step on.
-    pub fn set(&self, which: Signal, wanted: bool) {
-        lock(&self.mine)[which as usize] = f32::from(u8::from(wanted));
+    pub fn ask(&self, wanted: [bool; SIGNALS]) {
+        *lock(&self.mine) = wanted.map(|w| f32::from(u8::from(w)));
     }
 
-    /// Whether a rank asked for it in the last step.
-    pub fn is_set(&self, which: Signal) -> bool {
-        lock(&self.sum)[which as usize] > 0.0
+    /// What some rank asked for in the last step.
+    pub fn told(&self) -> [bool; SIGNALS] {
+        lock(&self.sum).map(|n| n > 0.0)
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The sum over ranks of all its inputs, as one operation.
@@ -66,7 +52,7 @@ struct Reducing {
 }
 
 /// A result that is there.
-pub(super) struct Ready(pub Result<Vec<Vec<f32>>, String>);
+struct Ready(Result<Vec<Vec<f32>>, String>);
 
 impl Pending for Ready {
     fn wait(self: Box<Self>) -> Result<Vec<Vec<f32>>, String> {

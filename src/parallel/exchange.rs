@@ -13,7 +13,8 @@ use crate::ops::embedding::{Pool, SparseInputs};
 use crate::ops::embedding_grad::EmbeddingGrad;
 use crate::ops::host::{HostWork, Pending};
 use crate::ops::sparse_index::SparseIndex;
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::sync::lock;
+use std::sync::{Arc, Mutex};
 
 /// Who wants which rows in this step.
 #[derive(Debug, Default)]
@@ -64,10 +65,6 @@ impl Shared {
     fn places(&self, p: &Piece) -> usize {
         self.layout.world * self.capacity[p.table]
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Exchange {

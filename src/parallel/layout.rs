@@ -167,27 +167,6 @@ impl Layout {
         Ok(())
     }
 
-    /// Whole columns' tables dealt to the ranks in turn, the largest first: for tests and where no plan is wanted.
-    pub fn round_robin(world: usize, features: &FeatureSpec, width: usize) -> Layout {
-        let mut all: Vec<(usize, usize, &str)> = features
-            .tables
-            .iter()
-            .flat_map(|t| t.columns.iter().map(|c| (c.1, t.width.unwrap_or(width), c.0.as_str())))
-            .collect();
-        all.sort_by_key(|(rows, w, name)| (usize::MAX - rows * w, name.to_string()));
-        let parts: Vec<Part<'_>> = all
-            .iter()
-            .enumerate()
-            .map(|(i, (rows, w, column))| Part {
-                column,
-                rows: 0..*rows as u32,
-                columns: 0..*w,
-                rank: i % world,
-            })
-            .collect();
-        Layout::new(world, features, width, &parts).expect("every table once")
-    }
-
     /// Places in `pieces` of what a rank holds.
     pub fn of(&self, rank: usize) -> Range<usize> {
         self.pieces.partition_point(|p| p.rank < rank)..self.pieces.partition_point(|p| p.rank <= rank)

@@ -13,7 +13,7 @@ use crate::graph::exec::{Device, Program, State};
 use crate::graph::{Graph, Tensor};
 use crate::model::build::Model;
 use crate::model::config::{Config, Ensemble, ResidualMode};
-use crate::model::params::{AttentionProbe, Kind};
+use crate::model::params::AttentionProbe;
 use crate::ops::matmul::Trans;
 
 /// Most snapshots of a run; beyond, only every second, third, … diagnosis writes its matrices.
@@ -219,7 +219,7 @@ fn outputs(m: &mut Model, streams: usize) -> (Vec<Tensor>, Vec<LayerOutputs>) {
     };
     let g = &mut m.graph;
     // embeddings belong to no layer, and their gradients need the batch's index
-    let dense: Vec<_> = m.params.iter().filter(|p| !matches!(p.kind, Kind::Embedding(_))).collect();
+    let dense: Vec<_> = m.params.iter().filter(|p| !p.is_table()).collect();
     let wrt: Vec<Tensor> = dense.iter().map(|p| p.tensor).collect();
     let grads = g.gradients(m.loss, &wrt);
     g.enter("diagnosis");

@@ -3,14 +3,15 @@
 
 use super::infer::{part_name, upload_examples, upload_indices};
 use super::resume::StateTensors;
+use super::tally::Told;
 use crate::collective::{Communicator, Reduction, Wire};
 use crate::data::batch::{Batch, SparseIds};
 use crate::data::loader::LoaderOptions;
 use crate::data::metrics::MetricsAccumulator;
 use crate::graph::exec::{Program, State};
 use crate::graph::{Graph, Tensor};
-use crate::model::params::{Kind, Param};
-use crate::parallel::dense::{DenseOptions, Signal, Signals, all_reduce_gradients, all_reduce_small};
+use crate::model::params::Param;
+use crate::parallel::dense::{DenseOptions, Signals, all_reduce_gradients, all_reduce_small};
 use crate::parallel::layout::{Layout, Piece};
 use anyhow::bail;
 use std::sync::Arc;
@@ -37,17 +38,6 @@ pub struct Ranks {
     layout: Arc<Layout>,
     options: RankOptions,
     signals: Arc<Signals>,
-}
-
-/// What all ranks decided at a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// To end the run.
-    pub stop: bool,
-    /// To save and end.
-    pub interrupt: bool,
-    /// To save.
-    pub checkpoint: bool,
 }
 
 impl Ranks {
@@ -130,18 +120,13 @@ impl Ranks {
 
     /// What this rank would like after the next step.
     pub(super) fn ask(&self, told: Told) {
-        self.signals.set(Signal::Stop, told.stop);
-        self.signals.set(Signal::Interrupt, told.interrupt);
-        self.signals.set(Signal::Checkpoint, told.checkpoint);
+        self.signals.ask([told.stop, told.interrupt, told.checkpoint]);
     }
 
     /// What the ranks asked for in the step that was just run.
     pub(super) fn told(&self) -> Told {
-        Told {
-            stop: self.signals.is_set(Signal::Stop),
-            interrupt: self.signals.is_set(Signal::Interrupt),
-            checkpoint: self.signals.is_set(Signal::Checkpoint),
-        }
+        let [stop, interrupt, checkpoint] = self.signals.told();
+        Told { stop, interrupt, checkpoint }
     }
 
     /// Uploads the batches of a run of a graph, whose ids become places in the working tables, and tells the other ranks
@@ -215,7 +200,7 @@ impl Ranks {
         seed: u64,
         slots: impl Fn(&Param) -> &'static [&'static str],
     ) -> anyhow::Result<()> {
-        for (table, p) in params.iter().filter(|p| matches!(p.kind, Kind::Embedding(_))).enumerate() {
+        for (table, p) in params.iter().filter(|p| p.is_table()).enumerate() {
             let mine: Vec<&Piece> = self.own().iter().filter(|q| q.table == table).collect();
             if mine.is_empty() {
                 continue;
@@ -226,7 +211,7 @@ impl Ranks {
                 let name = piece.state_name(&p.name);
                 state.set(&name, &cut(piece, &whole, p.shape().last(), false))?;
                 for what in slots(p) {
-                    let n = piece.rows() * if *what == "acc" { 1 } else { piece.width() };
+                    let n = values(piece, *what == "acc");
                     state.set(&format!("{name}#{what}"), &vec![0.0; n])?;
                 }
             }
@@ -256,7 +241,7 @@ impl Ranks {
                 vec![0.0; if self.rank() == 0 { rows * if by_row { 1 } else { width } } else { 0 }];
             for piece in self.layout.pieces.iter().filter(|q| q.table == table) {
                 let own = local_name(piece, &p.name, what);
-                let n = piece.rows() * if by_row { 1 } else { piece.width() };
+                let n = values(piece, by_row);
                 let value = match (self.rank(), piece.rank) {
                     (me, at) if me == at => {
                         let v = state.get(&[&own]).await?.remove(0);
@@ -302,7 +287,7 @@ impl Ranks {
             let by_row = what == Some("acc");
             for piece in self.layout.pieces.iter().filter(|q| q.table == table) {
                 let mut v = value.as_ref().map_or_else(
-                    || vec![0.0; piece.rows() * if by_row { 1 } else { piece.width() }],
+                    || vec![0.0; values(piece, by_row)],
                     |w| cut(piece, w, p.shape().last(), by_row),
                 );
                 match (self.rank(), piece.rank) {
@@ -370,7 +355,7 @@ impl Ranks {
 }
 
 fn table_names(params: &[Param]) -> Vec<String> {
-    params.iter().filter(|p| matches!(p.kind, Kind::Embedding(_))).map(|p| p.name.clone()).collect()
+    params.iter().filter(|p| p.is_table()).map(|p| p.name.clone()).collect()
 }
 
 /// The table that a name in the state belongs to, its place among the tables, and which of the optimiser's values it is.
@@ -379,13 +364,18 @@ fn table_of<'a, 'b>(params: &'a [Param], name: &'b str) -> Option<(usize, &'a Pa
         Some((base, what)) => (base, Some(what)),
         None => (name, None),
     };
-    let mut tables = params.iter().filter(|p| matches!(p.kind, Kind::Embedding(_))).enumerate();
+    let mut tables = params.iter().filter(|p| p.is_table()).enumerate();
     tables.find(|(_, p)| p.name == base).map(|(i, p)| (i, p, what))
 }
 
 fn local_name(piece: &Piece, table: &str, what: Option<&str>) -> String {
     let name = piece.state_name(table);
     what.map_or(name.clone(), |w| format!("{name}#{w}"))
+}
+
+/// Numbers of a piece, where a row has one or as many as the piece has columns.
+fn values(piece: &Piece, by_row: bool) -> usize {
+    piece.rows() * if by_row { 1 } else { piece.width() }
 }
 
 /// A piece of a whole value: `[rows, width]`, or `[rows]` where it has one number a row.

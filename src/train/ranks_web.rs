@@ -1,6 +1,7 @@
 //! A browser tab has no other ranks: nothing here can be made, and the compiler leaves out what would be done with it.
 
 use super::resume::StateTensors;
+use super::tally::Told;
 use crate::data::batch::{Batch, SparseIds};
 use crate::data::loader::LoaderOptions;
 use crate::data::metrics::MetricsAccumulator;
@@ -22,17 +23,6 @@ pub enum Exchange {}
 /// None.
 #[derive(Clone, Debug)]
 pub enum Piece {}
-
-/// What all ranks decided at a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// To end the run.
-    pub stop: bool,
-    /// To save and end.
-    pub interrupt: bool,
-    /// To save.
-    pub checkpoint: bool,
-}
 
 #[allow(missing_docs)]
 impl Piece {

@@ -84,16 +84,12 @@ pub fn training_step_over(model: &Model, cfg: &TrainConfig, ranks: &Ranks) -> Tr
     update(many_batches(model, cfg.accumulate, Some(ranks)), cfg, Some(ranks))
 }
 
-fn is_table(p: &Param) -> bool {
-    matches!(p.kind, Kind::Embedding(_))
-}
-
 fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> TrainingStep {
     let Backward { mut graph, params, loss, dense, mut tables, exchange, arrived } = backward;
     let g = &mut graph;
     g.enter("update");
     let hyper = g.input("hyper", [HYPER]);
-    for (p, d) in params.iter().filter(|p| !is_table(p)).zip(&dense) {
+    for (p, d) in params.iter().filter(|p| !p.is_table()).zip(&dense) {
         g.name(*d, format!("d {}", p.name));
     }
     for t in &mut tables {
@@ -109,7 +105,7 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
         None => {
             // in the order of the parameters
             let (mut d, mut t) = (dense.iter(), table_grads.iter());
-            let of = |p| if is_table(p) { t.next() } else { d.next() };
+            let of = |p: &Param| if p.is_table() { t.next() } else { d.next() };
             let all: Vec<Tensor> = params.iter().filter_map(of).copied().collect();
             g.sum_squares(&all)
         }
@@ -131,7 +127,7 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
     let adam = Adam { beta1: cfg.beta1, beta2: cfg.beta2, eps: cfg.eps, ..Adam::default() };
     let slot =
         |g: &mut Graph, name: &str, what: &str, shape: &[usize]| g.state(&format!("{name}#{what}"), shape);
-    for (p, d) in params.iter().filter(|p| !is_table(p)).zip(dense) {
+    for (p, d) in params.iter().filter(|p| !p.is_table()).zip(dense) {
         let dims = p.shape().dims();
         let (m, v) = (slot(g, &p.name, "m", &dims), slot(g, &p.name, "v", &dims));
         let own = cfg.overrides.iter().find(|o| o.matches(&p.name));
@@ -185,7 +181,7 @@ fn one_batch(model: Model) -> Backward {
     let (mut dense, mut tables) = (vec![], vec![]);
     let mut indices = sparse.into_iter();
     for (p, grad) in params.iter().zip(grads) {
-        if is_table(p) {
+        if p.is_table() {
             let index = indices.next().expect("one index a table");
             tables.push(TableGrad { name: p.name.clone(), table: p.tensor, grad, index });
         } else {
@@ -198,7 +194,7 @@ fn one_batch(model: Model) -> Backward {
 fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
     assert!(model.sparse.is_empty(), "of several batches there is one index, over all of them");
     let mut g = Graph::new();
-    let names: Vec<String> = model.params.iter().filter(|p| is_table(p)).map(|p| p.name.clone()).collect();
+    let names: Vec<String> = model.params.iter().filter(|p| p.is_table()).map(|p| p.name.clone()).collect();
     let exchange = ranks.map(|r| r.exchange(model.gathers.iter().map(|t| k * t.ids).collect(), "step."));
     let working: Vec<(String, Tensor)> = match &exchange {
         None => vec![],
@@ -211,7 +207,7 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
     };
     let mut params: Vec<Param> = model.params.clone();
     // the sums of gradients, and each table's gradients of what was gathered
-    let mut dense: Vec<Option<Tensor>> = vec![None; params.iter().filter(|p| !is_table(p)).count()];
+    let mut dense: Vec<Option<Tensor>> = vec![None; params.iter().filter(|p| !p.is_table()).count()];
     let mut gathered: Vec<Vec<Tensor>> = vec![vec![]; model.gathers.len()];
     let (mut loss, mut weight): (Option<Tensor>, Option<Tensor>) = (None, None);
     let sum = |g: &mut Graph, a: Option<Tensor>, b: Tensor| match a {
@@ -223,11 +219,11 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
         let here = |t: Tensor| at[t.index()].reshaped(t.shape());
         if part == 0 {
             // of a table that lies elsewhere the whole one's handle has only a shape
-            for p in params.iter_mut().filter(|p| working.is_empty() || !is_table(p)) {
+            for p in params.iter_mut().filter(|p| working.is_empty() || !p.is_table()) {
                 p.tensor = here(p.tensor);
             }
         }
-        let mut wrt: Vec<Tensor> = params.iter().filter(|p| !is_table(p)).map(|p| p.tensor).collect();
+        let mut wrt: Vec<Tensor> = params.iter().filter(|p| !p.is_table()).map(|p| p.tensor).collect();
         let tables = wrt.len();
         wrt.extend(model.gathers.iter().map(|t| here(t.tensor)));
         let grads = g.gradients(here(model.loss_sum), &wrt);
@@ -264,7 +260,7 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
     let (mut tables, mut arrived) = (vec![], None);
     match &exchange {
         None => {
-            for (p, (grad, index)) in params.iter().filter(|p| is_table(p)).zip(table_grads) {
+            for (p, (grad, index)) in params.iter().filter(|p| p.is_table()).zip(table_grads) {
                 let grad = g.div(grad, weight);
                 tables.push(TableGrad { name: p.name.clone(), table: p.tensor, grad, index });
             }
@@ -287,7 +283,7 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
 
 /// An error for an override that fits no dense parameter.
 pub fn check_overrides(params: &[Param], cfg: &TrainConfig) -> Result<(), ConfigError> {
-    let mut dense = params.iter().filter(|p| !matches!(p.kind, Kind::Embedding(_)));
+    let mut dense = params.iter().filter(|p| !p.is_table());
     for (i, o) in cfg.overrides.iter().enumerate() {
         if !dense.clone().any(|p| o.matches(&p.name)) {
             let key = format!("train.overrides[{i}].match");

@@ -5,6 +5,17 @@ use super::ranks::Ranks;
 use crate::diagnose::record::number;
 use serde::{Deserialize, Serialize};
 
+/// What all ranks decided at a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// To end the run.
+    pub stop: bool,
+    /// To save and end.
+    pub interrupt: bool,
+    /// To save.
+    pub checkpoint: bool,
+}
+
 /// What a run's ranks did, for its summary: from the start of the process, evaluations included.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {

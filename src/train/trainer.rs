@@ -11,19 +11,20 @@ use super::diagnose::Diagnoser;
 use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload_step};
 use super::nan::Watched;
 use super::progress::Progress;
-use super::ranks::{Exchange, Ranks, Told};
+use super::ranks::{Exchange, Ranks};
 use super::resume::{StateTensors, state_tensors};
 use super::schedule::{Decay, Schedule};
 use super::step::{GUARD, HYPER, RUNNING, check_overrides, hyper, slots, training_step, training_step_over};
 use super::store::Store;
 use super::tally::Tally;
+use super::tally::Told;
 use super::{memory, run};
 use crate::data::feed::Feed;
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::diagnose::ModelCard;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
-use crate::model::params::{Kind, Param};
+use crate::model::params::Param;
 use anyhow::{Context, bail};
 use web_time::Instant;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -108,7 +109,7 @@ impl Trainer {
         let mut card = model_card(&cfg.model, &step, t.batch);
         card.device = device.name();
         // what is here whole
-        let here = |p: &Param| ranks.is_none() || !matches!(p.kind, Kind::Embedding(_));
+        let here = |p: &Param| ranks.is_none() || !p.is_table();
         if device.is_cpu() {
             let own: usize = ranks.iter().flat_map(Ranks::own).map(|p| p.rows() * p.width()).sum();
             let values: usize = step.params.iter().filter(|p| here(p)).map(|p| p.shape().len()).sum();

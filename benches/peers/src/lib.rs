@@ -3,6 +3,8 @@
 
 #[path = "../../../src/collective/mod.rs"]
 pub mod collective;
+#[path = "../../../src/sync.rs"]
+mod sync;
 #[allow(dead_code)]
 #[path = "../../../src/text.rs"]
 mod text;

@@ -1,9 +1,10 @@
 //! What ranks print: lines of others are marked with their rank, and no two lines are ever mixed.
 
+use crate::sync::lock;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A line longer than this is written in pieces.
 const LONGEST: usize = 1 << 20;
@@ -67,10 +68,6 @@ impl Printer {
     pub fn say(&self, text: &str) {
         let _ = self.write(To::Err, format!("launch: {text}\n").as_bytes());
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How much of a rank is shown.

@@ -3,10 +3,11 @@
 //! reason and not with that of a neighbour which stopped because of it.
 
 use super::super::error::CollectiveError;
+use crate::sync::lock;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const HEARTBEAT: u8 = 1;
@@ -16,10 +17,6 @@ const TABLE: u8 = 4;
 /// Bytes of a message beyond its head; the table of a thousand ranks has 18,000.
 const LIMIT: u32 = 1 << 20;
 const HEAD: usize = 9;
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn write(stream: &Mutex<TcpStream>, kind: u8, rank: usize, text: &[u8]) -> io::Result<()> {
     let mut m = vec![kind];

@@ -2,10 +2,11 @@
 //! holds up nobody.
 
 use super::auth::{self, Hello};
+use crate::sync::lock;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Handshakes at a time; who comes beyond is turned away.
@@ -65,10 +66,6 @@ impl Inside {
 pub struct Door {
     inside: Arc<Inside>,
     address: SocketAddr,
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Door {
