@@ -8,11 +8,12 @@ use birkhoff::model::build::FeatureSpec;
 use birkhoff::model::config::Config;
 use birkhoff::parallel::dense::DenseOptions;
 use birkhoff::parallel::layout::{Layout, Part};
+use birkhoff::train::checkpoint::{self, TensorSpec};
 use birkhoff::train::history::History;
 use birkhoff::train::infer::Inputs;
 use birkhoff::train::ranks::{RankOptions, Ranks};
 use birkhoff::train::run::RunFolder;
-use birkhoff::train::store::{MemoryStore, NoStore, Store};
+use birkhoff::train::store::{BesideStore, MemoryStore, Store};
 use birkhoff::train::tally::RankRecord;
 use birkhoff::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 use std::path::Path;
@@ -165,7 +166,7 @@ impl World {
                         let rows = self.data.rows.len();
                         let mut trainer = Trainer::over(cfg, inputs, device, rows, Some(over)).unwrap();
                         let first = comm.rank() == 0;
-                        let mut store: Box<dyn Store> = Box::new(NoStore);
+                        let mut store: Box<dyn Store> = Box::new(BesideStore::default());
                         let mut lock = None;
                         if let Some(folder) = folder {
                             if first {
@@ -177,7 +178,11 @@ impl World {
                                 store = Box::new(run.store().unwrap());
                                 lock = Some(run);
                             } else {
-                                trainer.follow().unwrap();
+                                // the last of three sees no files
+                                let sees = ranks < 3 || comm.rank() + 1 < ranks;
+                                let folder = if sees { folder } else { Path::new("nowhere") };
+                                trainer.follow(folder).unwrap();
+                                store = Box::new(BesideStore::new(folder));
                             }
                         } else if first {
                             store = Box::<MemoryStore>::default();
@@ -240,6 +245,9 @@ fn four_ranks_train_as_one() {
     };
     same(&[], &[("tables in turn", in_turn), ("by rows", by_rows), ("all on the last", all_on_the_last)]);
     same(&["train.embedding=adam", "train.embedding_lr=1e-3"], &[("by columns", by_columns)]);
+    // the penalty of a row counts its occurrences on all ranks
+    let penalty = ["train.embedding_l2=20", "train.embedding_l2_frequency=true"];
+    same(&penalty, &[("with a penalty", by_rows)]);
 }
 
 /// A step of two batches a rank.
@@ -307,6 +315,91 @@ fn another_number_of_ranks_goes_on() {
     assert_eq!(told, expected);
     let end = last[0].1.as_ref().unwrap();
     assert!((end.metrics.logloss - summary.metrics.logloss).abs() < 1e-5);
+}
+
+/// What lies in a run's newest checkpoint, as one file, by name.
+fn gathered(run: &Path) -> (u64, Vec<(TensorSpec, Vec<f32>)>) {
+    let file = run.join("gathered.safetensors");
+    let (step, specs) = birkhoff::export::save_state(run, None, &file).unwrap();
+    let read = checkpoint::load(&file, &specs).unwrap();
+    (step, specs.into_iter().zip(read.tensors).collect())
+}
+
+/// Each rank writes what lies on it; put together, the files are the same bits whatever lay where and whoever wrote them, and
+/// training goes on from them as from one.
+#[test]
+fn checkpoints_in_parts_are_one() {
+    let world = world(960, 155);
+    let device = Device::Cpu;
+    let folder = |name: &str| world.dir.path().join(name);
+    let train = |run: &Path, ranks: usize, place: Place, leave| {
+        // without clipping, whose norm is a sum by ranks
+        let batch = format!("train.batch={}", 24 / ranks);
+        let sets = [batch.as_str(), "train.embedding=adam", "train.embedding_lr=1e-3", "train.clip=0"];
+        let cfg = config(&sets);
+        if !run.exists() {
+            RunFolder::create(run, false).unwrap().begin(&cfg).unwrap();
+        }
+        // an evaluation: eval and export want weights
+        let cfg = config(&[&sets[..], &["train.eval_every=5", "train.patience=0"]].concat());
+        world.many(&cfg, &device, ranks, place, &RankOptions::default(), Some(run), leave)[0].0.clone()
+    };
+    let mut seen: Vec<(u64, Vec<(TensorSpec, Vec<f32>)>)> = vec![];
+    let places: [(&str, Place); 4] =
+        [("rows", by_rows), ("columns", by_columns), ("turn", in_turn), ("last", all_on_the_last)];
+    for (name, place) in places {
+        let run = folder(name);
+        train(&run, 3, place, Some(9));
+        let files =
+            |rank: usize| run.join(format!("checkpoints/step-000000010-{rank:05}-of-00003.safetensors"));
+        let there: Vec<bool> = (0..3).map(|r| files(r).exists()).collect();
+        assert_eq!(there, [name != "last", name != "last", true], "{name}");
+        let alone = checkpoint::read_header(&run.join("checkpoints/step-000000010.safetensors")).unwrap();
+        assert!(alone.tensors.iter().all(|t| !t.name.starts_with("embeddings.")), "{name}: no tables");
+        seen.push(gathered(&run));
+    }
+    assert_eq!(seen[0].0, 10);
+    for (i, s) in seen.iter().enumerate().skip(1) {
+        assert!(s == &seen[0], "{}", places[i].0);
+    }
+    // the weights were put together on the way
+    let weights = |name: &str| std::fs::read(folder(name).join("weights.safetensors")).unwrap();
+    assert!(places.iter().all(|(name, _)| weights(name) == weights("rows")));
+
+    // from its one file, on one rank and on others; and from the parts
+    let copy = |name: &str| {
+        let run = folder(name);
+        RunFolder::create(&run, false).unwrap().begin(&config(&["train.batch=24"])).unwrap();
+        std::fs::create_dir(run.join("checkpoints")).unwrap();
+        for file in ["metrics.jsonl", "config.toml", "weights.safetensors"] {
+            std::fs::copy(folder("rows").join(file), run.join(file)).unwrap();
+        }
+        std::fs::rename(folder("rows").join("gathered.safetensors"), folder("rows").join("one")).ok();
+        std::fs::copy(folder("rows").join("one"), run.join("checkpoints/step-000000010.safetensors"))
+            .unwrap();
+        run
+    };
+    let (one, two, three) = (copy("one"), copy("two"), copy("three"));
+    let by_three = train(&three, 3, in_turn, None);
+    assert_eq!(by_three.len(), 30);
+    assert_eq!(
+        train(&folder("columns"), 3, by_rows, None),
+        by_three,
+        "from parts as from one, to the last bit"
+    );
+    near(&train(&two, 2, by_columns, None), &by_three, 1e-5, "2 ranks");
+    near(&train(&one, 1, in_turn, None), &by_three, 1e-5, "1 rank");
+    near(&train(&folder("turn"), 1, in_turn, None), &by_three, 1e-5, "1 rank from parts");
+
+    // a damaged part: all ranks go back to the checkpoint before
+    let run = folder("rows");
+    let saved = RunFolder::resume(&run).unwrap().checkpoints();
+    assert_eq!(saved.iter().map(|c| c.0).collect::<Vec<_>>(), [5, 10]);
+    let part = run.join("checkpoints/step-000000010-00001-of-00003.safetensors");
+    let mut bytes = std::fs::read(&part).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&part, bytes).unwrap();
+    assert_eq!(train(&run, 3, by_rows, None).len(), 35, "from step 5");
 }
 
 /// The device executor works in segments between communication.

@@ -2,7 +2,7 @@
 
 use super::args::{ExportArgs, ExportFormat};
 use super::output;
-use crate::export::{Input, OnnxModel, TrainedRun};
+use crate::export::{Input, OnnxModel, TrainedRun, save_state};
 use crate::text::group;
 use crate::train::run::write_atomic;
 use anyhow::{Context, bail};
@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
     let format = format(args)?;
     output::not_an_input(&args.out, &[&args.run])?;
+    if args.state {
+        return state(args, format);
+    }
     let run = TrainedRun::open(&args.run, args.step)?;
     super::eval::note_unfinished(&args.run);
     let (step, numbers) = (run.meta.step, run.weights.iter().map(|w| w.data.len()).sum::<usize>());
@@ -52,6 +55,26 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
         output::line(&format!("{}: {note}", file.display()))?;
     }
     Ok(())
+}
+
+/// A checkpoint as one file.
+fn state(args: &ExportArgs, format: ExportFormat) -> anyhow::Result<()> {
+    if format != ExportFormat::Safetensors {
+        bail!(
+            "--state is written as safetensors; name the file FILE.safetensors, or add --format safetensors"
+        );
+    }
+    let (step, tensors) = save_state(&args.run, args.step, &args.out)?;
+    let numbers = tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum::<usize>();
+    if args.json {
+        return output::json(&json!({"files": [args.out], "step": step, "numbers": numbers}));
+    }
+    output::line(&format!(
+        "{}: {} tensors, {} numbers, step {step}",
+        args.out.display(),
+        tensors.len(),
+        group(numbers as u64)
+    ))
 }
 
 fn format(args: &ExportArgs) -> anyhow::Result<ExportFormat> {

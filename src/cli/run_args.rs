@@ -69,6 +69,7 @@ pub enum ExportFormat {
 #[command(after_help = "Examples:
   birkhoff export runs/a --out model.onnx --with-encoder
   birkhoff export runs/a --format safetensors --out weights.safetensors
+  birkhoff export runs/a --state --out state.safetensors
 
 The ONNX file takes batches of any size: `numeric` [batch, F], transformed, and `ids` [batch, C], numbered within
 each column as vocab.json does; it returns `logit` and `score` [batch]. Its metadata name the columns in order.")]
@@ -85,6 +86,9 @@ pub struct ExportArgs {
     /// The weights after this many steps [default: the best]
     #[arg(long, value_name = "N")]
     pub step: Option<u64>,
+    /// The whole training state of a checkpoint, with that of the optimiser, as one safetensors file [default: the newest]
+    #[arg(long, conflicts_with_all = ["with_encoder"])]
+    pub state: bool,
     /// Copy vocab.json beside the file, as FILE.vocab.json: what a server encodes rows with
     #[arg(long)]
     pub with_encoder: bool,

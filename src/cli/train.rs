@@ -14,7 +14,7 @@ use crate::text::{group, human_bytes};
 use crate::train::infer::Inputs;
 use crate::train::resume::Resumed;
 use crate::train::run::{DATA, RunFolder, VOCAB, write_atomic};
-use crate::train::store::NoStore;
+use crate::train::store::BesideStore;
 use crate::train::trainer::{Event, Interrupted, Report, Summary, Trainer};
 use anyhow::{Context, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -178,7 +178,7 @@ fn trainer(
     Ok(trainer)
 }
 
-/// A rank that keeps no files: rank 0 writes the run.
+/// A rank beside that which keeps the run's folder.
 fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
     let cfg = args.resolve_config()?;
     let mut record = DataRecord::new(args)?;
@@ -186,11 +186,12 @@ fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
     let data = open_data(args, &cfg, &mut record, &spinner(true, ""))?;
     let mut trainer = trainer(args, &cfg, &data.encoder, &device, Some(comm))?;
     if args.resume.is_some() {
-        trainer.follow()?;
+        trainer.follow(args.folder())?;
     }
     let mut report = Console::new(args, &cfg, data.encoder.rows);
     end_gracefully(args.quiet);
-    pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut NoStore, &mut report))?;
+    let mut store = BesideStore::new(args.folder());
+    pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut report))?;
     Ok(())
 }
 

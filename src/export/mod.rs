@@ -17,7 +17,9 @@ use crate::model::build::Model;
 use crate::model::config::Config;
 use crate::train::checkpoint::{self, Checkpoint, CheckpointMeta, TensorRef, TensorSpec};
 use crate::train::infer::{Inputs, tensor_specs};
-use crate::train::run::{RunFolder, write_atomic};
+use crate::train::resume::STATE;
+use crate::train::run::{RunFolder, shard_step, write_atomic};
+use crate::train::sharded;
 use anyhow::{Context, bail};
 use prost::Message;
 use proto::{
@@ -253,7 +255,8 @@ impl TrainedRun {
             .iter()
             .map(|w| TensorRef { name: &w.spec.name, shape: &w.spec.shape, data: &w.data })
             .collect();
-        Ok(checkpoint::save(path, &tensors, &self.meta)?)
+        checkpoint::save(path, &tensors, &self.meta)?;
+        Ok(())
     }
 
     /// The whole model.
@@ -300,17 +303,38 @@ impl TrainedRun {
 
 /// Reads the model's tensors from a file that may hold more, such as the optimiser's state.
 fn load(file: &Path, specs: &[TensorSpec]) -> anyhow::Result<Checkpoint> {
-    let header = checkpoint::read_header(file)?;
-    if header.tensors.len() == specs.len() || specs.iter().any(|s| !header.tensors.contains(s)) {
-        return Ok(checkpoint::load(file, specs)?);
+    let mut from = sharded::Checkpoint::open(file)?;
+    let there = from.tensors();
+    if there.len() == specs.len() || specs.iter().any(|s| !there.contains(s)) {
+        from.check(specs)?;
     }
-    let mut all = checkpoint::load(file, &header.tensors)?;
+    from.verify(|_| true)?;
+    let mut meta = from.meta().clone();
     // where training stood, for going on with it
-    all.meta.extra.remove("state");
-    let mut by_name: HashMap<String, Vec<f32>> =
-        header.tensors.into_iter().map(|t| t.name).zip(all.tensors).collect();
-    let tensors = specs.iter().map(|s| by_name.remove(&s.name).unwrap_or_default()).collect();
-    Ok(Checkpoint { meta: all.meta, tensors })
+    meta.extra.remove(STATE);
+    let tensors = specs.iter().map(|s| from.whole(&s.name)).collect::<Result<_, _>>()?;
+    Ok(Checkpoint { meta, tensors })
+}
+
+/// Writes a checkpoint of a run, the newest or that of a step, as one file, whatever number of ranks wrote it: the whole
+/// training state. Returns its step and what is in it.
+pub fn save_state(run: &Path, step: Option<u64>, to: &Path) -> anyhow::Result<(u64, Vec<TensorSpec>)> {
+    let all = RunFolder::open(run)?.checkpoints();
+    let found = all.iter().rev().find(|(s, _)| step.is_none_or(|step| step == *s));
+    let Some((step, path)) = found else {
+        let steps: Vec<String> = all.iter().map(|c| c.0.to_string()).collect();
+        bail!(
+            "{}: no checkpoint{}; there are those of step {}",
+            run.display(),
+            step.map_or(String::new(), |s| format!(" of step {s}")),
+            if steps.is_empty() { "none".into() } else { steps.join(", ") }
+        )
+    };
+    let mut from = sharded::Checkpoint::open(path)?;
+    from.verify(|_| true)?;
+    let (tensors, meta) = (from.tensors(), from.meta().clone());
+    from.gather(to, &tensors, &meta)?;
+    Ok((*step, tensors))
 }
 
 /// The file of a run's folder, or of a folder in it, that holds the weights after `step` steps.
@@ -332,7 +356,10 @@ fn weights_of_step(run: &Path, step: u64) -> anyhow::Result<PathBuf> {
     files.sort();
     let mut steps = vec![];
     for file in files {
-        // what is no weights' file is not meant
+        // what is no weights' file is not meant, nor a part of one
+        if file.file_name().and_then(shard_step).is_some() {
+            continue;
+        }
         let Ok(header) = checkpoint::read_header(&file) else { continue };
         if header.meta.step == step {
             return Ok(file);

@@ -3,6 +3,7 @@
 use crate::graph::{Graph, Shape, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::ops::Range;
 
 /// How a parameter starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,16 +69,23 @@ impl Param {
     /// Initial values: a function of the seed and the parameter's name alone, so that adding a parameter
     /// changes no other.
     pub fn initial(&self, seed: u64) -> Vec<f32> {
-        let n = self.shape().len();
+        self.initial_part(seed, 0..self.shape().len())
+    }
+
+    /// A part of them, without the memory for all.
+    pub fn initial_part(&self, seed: u64, range: Range<usize>) -> Vec<f32> {
         match &self.init {
-            Init::Zero => vec![0.0; n],
-            Init::Const(v) => vec![*v as f32; n],
-            Init::Values(v) => v.clone(),
+            Init::Zero => vec![0.0; range.len()],
+            Init::Const(v) => vec![*v as f32; range.len()],
+            Init::Values(v) => v[range].to_vec(),
             Init::Normal(std) => {
                 let key = xxhash_rust::xxh3::xxh3_64_with_seed(self.name.as_bytes(), seed);
                 let mut rng = ChaCha8Rng::seed_from_u64(key);
-                let mut v = Vec::with_capacity(n + 1);
-                while v.len() < n {
+                // a pair of values takes two numbers of two words each
+                rng.set_word_pos(range.start as u128 / 2 * 4);
+                let skip = range.start % 2;
+                let mut v = Vec::with_capacity(range.len() + 2);
+                while v.len() < range.len() + skip {
                     // Box-Muller, both of the pair
                     let u: f64 = 1.0 - rng.random::<f64>();
                     let t: f64 = rng.random::<f64>() * std::f64::consts::TAU;
@@ -85,7 +93,8 @@ impl Param {
                     v.push((r * t.cos()) as f32);
                     v.push((r * t.sin()) as f32);
                 }
-                v.truncate(n);
+                v.drain(..skip);
+                v.truncate(range.len());
                 v
             }
         }
@@ -219,5 +228,23 @@ impl<'a> Builder<'a> {
             }
         }
         x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_first_values_is_a_part_of_all() {
+        let mut g = Graph::new();
+        let mut b = Builder::new(&mut g);
+        b.param("t", &[7, 3], Init::Normal(0.5), Kind::Embedding(vec![("c".into(), 7)]));
+        let p = b.params.remove(0);
+        let all = p.initial(5);
+        for range in [0..21, 0..4, 3..9, 4..5, 5..6, 20..21, 8..8] {
+            assert_eq!(p.initial_part(5, range.clone()), all[range.clone()], "{range:?}");
+        }
+        assert!(all[0] != all[1] && p.initial(6) != all);
     }
 }

@@ -32,6 +32,8 @@ struct Shared {
     wire: Wire,
     /// Distinct ids of a batch in each table, at most.
     capacity: Vec<usize>,
+    /// Whether it is told how often an id occurs.
+    counts: bool,
     route: Mutex<Route>,
 }
 
@@ -50,6 +52,8 @@ pub struct Asked {
     pub ids: Vec<u32>,
     /// Their order.
     pub index: SparseIndex,
+    /// `[N + 1]`, how often the distinct rows before each occur in all ranks' batches; empty where that is not told.
+    pub occurrences: Vec<u32>,
 }
 
 impl Shared {
@@ -68,17 +72,18 @@ impl Shared {
 }
 
 impl Exchange {
-    /// For a graph whose batches have at most `capacity[t]` distinct ids in table t. All ranks make the same, in the same
-    /// order, and the graphs run alike.
+    /// For a graph whose batches have at most `capacity[t]` distinct ids in table t; `counts`: which is told how often each
+    /// occurs. All ranks make the same, in the same order, and the graphs run alike.
     pub fn new(
         layout: Arc<Layout>,
         comm: Communicator,
         wire: Wire,
         capacity: Vec<usize>,
+        counts: bool,
         prefix: &str,
     ) -> Self {
         assert_eq!(capacity.len(), layout.tables.len());
-        let shared = Shared { layout, comm, wire, capacity, route: Mutex::default() };
+        let shared = Shared { layout, comm, wire, capacity, counts, route: Mutex::default() };
         Exchange { shared: Arc::new(shared), prefix: prefix.into() }
     }
 
@@ -89,6 +94,12 @@ impl Exchange {
     /// Names of the graph inputs of own piece `i`: its ids, and the prefix of its index.
     pub fn inputs(&self, i: usize) -> (String, String) {
         (format!("{}.ids", self.input(i)), self.input(i))
+    }
+
+    /// How often rows of own piece `i` occur, [`Asked::occurrences`], as an input of the graph, where that is told.
+    pub fn occurrences(&self, g: &mut Graph, i: usize) -> Option<Tensor> {
+        let n = self.shared.places(&self.own()[i]) + 1;
+        self.shared.counts.then(|| g.input_ids(&format!("{}.occurrences", self.input(i)), [n]))
     }
 
     /// What this rank holds.
@@ -136,12 +147,13 @@ impl Exchange {
         (out, token)
     }
 
-    /// Tells the other ranks which rows this one wants: `unique[t]` are rising ids of table t. Returns what this rank was
-    /// asked for, for each of its pieces.
+    /// Tells the other ranks which rows this one wants: `unique[t]` are rising ids of table t, of which id i begins at
+    /// `segments[t][i]` among the batch's, which tells how often it occurs. Returns what this rank was asked for, for each
+    /// of its pieces.
     ///
     /// # Errors
     /// If a rank is lost.
-    pub fn prepare(&self, unique: &[&[u32]]) -> Result<Vec<Asked>> {
+    pub fn prepare(&self, unique: &[&[u32]], segments: &[&[u32]]) -> Result<Vec<Asked>> {
         let s = &self.shared;
         let (layout, world) = (&s.layout, s.layout.world);
         let mut wanted = vec![];
@@ -158,19 +170,29 @@ impl Exchange {
         let pieces_of: Vec<usize> = (0..world).map(|r| layout.of(r).len()).collect();
         let mine = pieces_of[s.rank()];
         let counts: Vec<u32> = rows.iter().map(|r| r.len() as u32).collect();
+        if s.counts {
+            for ((p, places), rows) in layout.pieces.iter().zip(&wanted).zip(&mut rows) {
+                let all = segments[p.table];
+                rows.extend(places.iter().map(|&at| all[at as usize + 1] - all[at as usize]));
+            }
+        }
+        // words an id
+        let each = 1 + usize::from(s.counts);
         // [rank that asks, own piece]
         let asked = s.comm.all_to_all(&counts, &pieces_of, &vec![mine; world])?;
         let total = |pieces: &[Vec<u32>]| pieces.iter().map(Vec::len).sum::<usize>();
         let sent: Vec<usize> = (0..world).map(|r| total(&rows[layout.of(r)])).collect();
         let received: Vec<usize> =
-            (0..world).map(|r| asked[r * mine..][..mine].iter().map(|n| *n as usize).sum()).collect();
+            (0..world).map(|r| asked[r * mine..][..mine].iter().map(|n| *n as usize * each).sum()).collect();
         let ids = s.comm.all_to_all(&rows.concat(), &sent, &received)?;
         let mut out = vec![Asked::default(); mine];
         let mut rest = &ids[..];
         for from in 0..world {
             for (a, n) in out.iter_mut().zip(&asked[from * mine..][..mine]) {
-                let (head, tail) = rest.split_at(*n as usize);
-                a.ids.extend_from_slice(head);
+                let (head, tail) = rest.split_at(*n as usize * each);
+                let (ids, counts) = head.split_at(*n as usize);
+                a.ids.extend_from_slice(ids);
+                a.occurrences.extend_from_slice(counts);
                 rest = tail;
             }
         }
@@ -179,6 +201,15 @@ impl Exchange {
             a.ids.resize(s.places(p), 0);
             let bags: Vec<u32> = (0..=n).collect();
             a.index.set_bags(&a.ids, &bags, None, Pool::Sum);
+            if s.counts {
+                let (mut sum, of) = (0, std::mem::take(&mut a.occurrences));
+                a.occurrences.push(0);
+                for run in a.index.segments.windows(2) {
+                    let asks = &a.index.order[run[0] as usize..run[1] as usize];
+                    sum += asks.iter().map(|&k| of[k as usize]).sum::<u32>();
+                    a.occurrences.push(sum);
+                }
+            }
         }
         let asked = (0..mine).map(|i| (0..world).map(|r| asked[r * mine + i] as usize).collect()).collect();
         *lock(&s.route) = Route { wanted, asked };

@@ -5,10 +5,10 @@
 //! A file is checked against the tensors that the model expects before anything is allocated for
 //! them; whatever is wrong with it is one line. The same weights give the same bytes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, Metadata};
@@ -38,6 +38,18 @@ impl CheckpointError {
     /// Whether the file itself is broken, rather than one of another model.
     pub fn is_damaged(&self) -> bool {
         self.damaged
+    }
+
+    /// For another rank, which makes it of them again.
+    pub(super) fn to_words(&self) -> Vec<u8> {
+        [&[u8::from(self.damaged)], self.path.as_bytes(), b"\0", self.message.as_bytes()].concat()
+    }
+
+    /// The reverse.
+    pub(super) fn from_words(words: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(words.get(1..).unwrap_or_default()).into_owned();
+        let (path, message) = text.split_once('\0').unwrap_or_default();
+        CheckpointError { path: path.into(), message: message.into(), damaged: words.first() == Some(&1) }
     }
 }
 
@@ -93,6 +105,8 @@ pub struct CheckpointHeader {
     pub meta: CheckpointMeta,
     /// Its tensors, in the order of the file.
     pub tensors: Vec<TensorSpec>,
+    /// The checksum of the header, and by way of the data's, which is in it, of the whole file; 0 in files of other tools.
+    pub sum: u64,
 }
 
 /// Weights read from a file.
@@ -104,31 +118,104 @@ pub struct Checkpoint {
     pub tensors: Vec<Vec<f32>>,
 }
 
-/// Writes tensors, atomically: a crash leaves the old file.
-pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<(), CheckpointError> {
-    let fail =
-        |message: String| CheckpointError { path: path.display().to_string(), message, damaged: false };
-    let (text, sorted) = head(tensors, meta).map_err(fail)?;
-    let write = |w: &mut io::BufWriter<File>| write_whole(w, &text, &sorted);
-    write_atomic(path, write).map_err(|e| match e {
-        super::run::RunError::Io { message, .. } => fail(format!("cannot write the checkpoint: {message}")),
-        other => fail(other.to_string()),
-    })
+/// Writes tensors, atomically: a crash leaves the old file. Returns the file's [`CheckpointHeader::sum`].
+pub fn save(path: &Path, tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<u64, CheckpointError> {
+    let (head, sorted) = head(tensors, meta).map_err(|e| failed(path, e))?;
+    write_atomic(path, |w| write_whole(w, &head.text, &sorted)).map_err(|e| cannot_write(path, e))?;
+    Ok(head.sum)
+}
+
+/// [`save`] of tensors that come one after the other, in the order of their names, a part at a time: `fill` hands all
+/// elements to its argument. For what is too large to be in memory at once.
+///
+/// # Errors
+/// Those of `fill`, and of writing.
+pub fn save_parts(
+    path: &Path,
+    tensors: &[TensorSpec],
+    meta: &CheckpointMeta,
+    fill: &mut Fill<'_>,
+) -> anyhow::Result<()> {
+    let shapes: Vec<(&str, &[usize])> =
+        in_order(tensors.iter().map(|t| (t.name.as_str(), t.shape.as_slice())))
+            .map_err(|e| failed(path, e))?;
+    let all: usize = shapes.iter().filter_map(|t| elements(t.1)).sum();
+    // a file that cannot be gone back in: its checksum is made in a first round
+    let seekable = !crate::data::is_stream(path);
+    let mut hash = Xxh3Default::new();
+    let mut round = |w: Option<&mut dyn Write>, hash: &mut Xxh3Default| -> anyhow::Result<()> {
+        let (mut left, mut w) = (all, w);
+        fill(&mut |data: &[f32]| {
+            left = left.checked_sub(data.len()).expect("no more than the tensors have");
+            Ok(write_f32(
+                &mut |bytes| {
+                    hash.update(bytes);
+                    w.as_mut().map_or(Ok(()), |w| w.write_all(bytes))
+                },
+                data,
+            )?)
+        })?;
+        assert_eq!(left, 0, "as many elements as the tensors have");
+        Ok(())
+    };
+    if !seekable {
+        round(None, &mut hash)?;
+    }
+    let mut inside = None;
+    let written = write_atomic(path, |w| {
+        write_text(w, &header(&shapes, meta, hash.digest()).text)?;
+        let mut again = Xxh3Default::new();
+        if let Err(e) = round(Some(w), &mut again) {
+            let e = inside.insert(e);
+            return Err(io::Error::other(format!("{e:#}")));
+        }
+        if seekable {
+            w.seek(io::SeekFrom::Start(0))?;
+            // of the same length: checksums have 16 digits
+            write_text(w, &header(&shapes, meta, again.digest()).text)?;
+        }
+        Ok(())
+    });
+    match (inside, written) {
+        (Some(e), _) if !e.is::<io::Error>() => Err(e),
+        (_, written) => Ok(written.map_err(|e| cannot_write(path, e))?),
+    }
+}
+
+/// Hands all elements to its argument.
+pub type Fill<'a> = dyn FnMut(&mut dyn FnMut(&[f32]) -> anyhow::Result<()>) -> anyhow::Result<()> + 'a;
+
+fn failed(path: &Path, message: String) -> CheckpointError {
+    CheckpointError { path: path.display().to_string(), message, damaged: false }
+}
+
+fn cannot_write(path: &Path, e: super::run::RunError) -> CheckpointError {
+    match e {
+        super::run::RunError::Io { message, .. } => {
+            failed(path, format!("cannot write the checkpoint: {message}"))
+        }
+        other => failed(path, other.to_string()),
+    }
 }
 
 /// The bytes of the file that [`save`] writes.
 pub fn to_bytes(tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<Vec<u8>, CheckpointError> {
-    let fail = |message: String| CheckpointError { path: "checkpoint".into(), message, damaged: false };
-    let (text, sorted) = head(tensors, meta).map_err(fail)?;
+    let fail = |e| failed(Path::new("checkpoint"), e);
+    let (head, sorted) = head(tensors, meta).map_err(fail)?;
     let mut bytes = vec![];
-    write_whole(&mut bytes, &text, &sorted).map_err(|e| fail(e.to_string()))?;
+    write_whole(&mut bytes, &head.text, &sorted).map_err(|e| fail(e.to_string()))?;
     Ok(bytes)
 }
 
 fn write_whole(w: &mut impl Write, text: &str, sorted: &[&TensorRef<'_>]) -> io::Result<()> {
-    w.write_all(&(text.len() as u64).to_le_bytes())?;
-    w.write_all(text.as_bytes())?;
+    write_text(w, text)?;
     sorted.iter().try_for_each(|t| write_f32(&mut |bytes| w.write_all(bytes), t.data))
+}
+
+/// A header, after its length.
+fn write_text(w: &mut impl Write, text: &str) -> io::Result<()> {
+    w.write_all(&(text.len() as u64).to_le_bytes())?;
+    w.write_all(text.as_bytes())
 }
 
 /// Metadata: the checksum of the header, which [`head_hash`] makes. `xxh3` is that of the data.
@@ -139,7 +226,7 @@ const HEAD: &str = "xxh3_head";
 fn head_hash<'a>(
     about: impl Iterator<Item = (&'a str, &'a str)>,
     tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
-) -> String {
+) -> u64 {
     let mut hash = Xxh3Default::new();
     for (k, v) in about.filter(|(k, _)| *k != HEAD) {
         hash.update(format!("{k}\0{v}\0").as_bytes());
@@ -147,32 +234,40 @@ fn head_hash<'a>(
     for (name, shape) in tensors {
         hash.update(format!("{name}\0{shape:?}\0").as_bytes());
     }
-    format!("{:016x}", hash.digest())
+    hash.digest()
 }
 
-/// The header's text, and the tensors in the order of the file.
+/// A header, and its checksum.
+struct Head {
+    text: String,
+    sum: u64,
+}
+
+/// By name, each once.
+fn in_order<'a>(
+    tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
+) -> Result<Vec<(&'a str, &'a [usize])>, String> {
+    let mut sorted: Vec<_> = tensors.collect();
+    sorted.sort_by_key(|t| t.0);
+    match sorted.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        Some(pair) => Err(format!("two tensors are named `{}`", pair[0].0)),
+        None => Ok(sorted),
+    }
+}
+
+/// The header, and the tensors in the order of the file.
 fn head<'a, 'b>(
     tensors: &'a [TensorRef<'b>],
     meta: &CheckpointMeta,
-) -> Result<(String, Vec<&'a TensorRef<'b>>), String> {
+) -> Result<(Head, Vec<&'a TensorRef<'b>>), String> {
+    let shapes = in_order(tensors.iter().map(|t| (t.name, t.shape)))?;
     let mut sorted: Vec<&TensorRef<'_>> = tensors.iter().collect();
     sorted.sort_by_key(|t| t.name);
-    for pair in sorted.windows(2) {
-        if pair[0].name == pair[1].name {
-            return Err(format!("two tensors are named `{}`", pair[0].name));
-        }
-    }
-    let mut header = Map::new();
     let mut hash = Xxh3Default::new();
-    let mut offset = 0;
     for t in &sorted {
         if elements(t.shape) != Some(t.data.len()) || t.name == "__metadata__" {
             return Err(format!("`{}` {:?} does not have {} elements", t.name, t.shape, t.data.len()));
         }
-        let end = offset + t.data.len() * 4;
-        header
-            .insert(t.name.into(), json!({"dtype": "F32", "shape": t.shape, "data_offsets": [offset, end]}));
-        offset = end;
         write_f32(
             &mut |bytes| {
                 hash.update(bytes);
@@ -182,21 +277,31 @@ fn head<'a, 'b>(
         )
         .map_err(|e| e.to_string())?;
     }
+    Ok((header(&shapes, meta, hash.digest()), sorted))
+}
+
+/// The header of tensors in the order of the file, whose data have a checksum.
+fn header(tensors: &[(&str, &[usize])], meta: &CheckpointMeta, data: u64) -> Head {
     let mut about: BTreeMap<&str, String> = meta.extra.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
     about.insert("birkhoff_format", FORMAT.to_string());
     about.insert("birkhoff_version", env!("CARGO_PKG_VERSION").into());
     about.insert("step", meta.step.to_string());
     about.insert("seed", meta.seed.to_string());
-    about.insert("xxh3", format!("{:016x}", hash.digest()));
-    let shapes = sorted.iter().map(|t| (t.name, t.shape));
-    about.insert(HEAD, head_hash(about.iter().map(|(k, v)| (*k, v.as_str())), shapes));
+    about.insert("xxh3", format!("{data:016x}"));
+    let sum = head_hash(about.iter().map(|(k, v)| (*k, v.as_str())), tensors.iter().copied());
+    about.insert(HEAD, format!("{sum:016x}"));
     let mut whole = Map::new();
     whole.insert("__metadata__".into(), json!(about));
-    whole.append(&mut header);
+    let mut offset = 0;
+    for (name, shape) in tensors {
+        let end = offset + shape.iter().product::<usize>() * 4;
+        whole.insert((*name).into(), json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}));
+        offset = end;
+    }
     let mut text = Value::Object(whole).to_string();
     // Readers may map the file: the data start at a multiple of 8 bytes.
     text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
-    Ok((text, sorted))
+    Head { text, sum }
 }
 
 /// Reads the header alone: what is in the file, without its data.
@@ -204,7 +309,8 @@ pub fn read_header(path: &Path) -> Result<CheckpointHeader, CheckpointError> {
     let (_, header) = Reader { path }.open()?;
     let meta = Reader { path }.meta(&header)?;
     let info = |name: String| header.info(&name).map(|i| TensorSpec { shape: i.shape.clone(), name });
-    Ok(CheckpointHeader { meta, tensors: header.offset_keys().into_iter().filter_map(info).collect() })
+    let tensors = header.offset_keys().into_iter().filter_map(info).collect();
+    Ok(CheckpointHeader { meta, tensors, sum: sum(&header) })
 }
 
 /// Reads exactly the tensors of `expected`: each is there with its shape, and no other is.
@@ -226,6 +332,12 @@ pub fn from_bytes(
     reader.tensors(bytes, &header, expected)
 }
 
+/// What [`CheckpointHeader::sum`] is of a header.
+pub(super) fn sum(header: &Metadata) -> u64 {
+    let text = header.metadata().as_ref().and_then(|m| m.get(HEAD));
+    text.and_then(|t| u64::from_str_radix(t, 16).ok()).unwrap_or(0)
+}
+
 fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |p, &s| p.checked_mul(s))
 }
@@ -242,21 +354,21 @@ fn write_f32(sink: &mut impl FnMut(&[u8]) -> io::Result<()>, data: &[f32]) -> io
 }
 
 /// The checks of reading, all of which speak of one path.
-struct Reader<'a> {
-    path: &'a Path,
+pub(super) struct Reader<'a> {
+    pub(super) path: &'a Path,
 }
 
 impl Reader<'_> {
-    fn fail(&self, message: impl Into<String>) -> CheckpointError {
+    pub(super) fn fail(&self, message: impl Into<String>) -> CheckpointError {
         CheckpointError { path: self.path.display().to_string(), message: message.into(), damaged: false }
     }
 
-    fn damaged(&self, message: impl Into<String>) -> CheckpointError {
+    pub(super) fn damaged(&self, message: impl Into<String>) -> CheckpointError {
         CheckpointError { damaged: true, ..self.fail(message) }
     }
 
     /// The file, at the start of its data, and its header.
-    fn open(&self) -> Result<(File, Metadata), CheckpointError> {
+    pub(super) fn open(&self) -> Result<(File, Metadata), CheckpointError> {
         if self.path.is_dir() {
             return Err(self.fail("is a folder, not a safetensors file"));
         }
@@ -307,35 +419,36 @@ impl Reader<'_> {
         let meta = self.meta(header)?;
         let wanted: HashMap<&str, usize> =
             expected.iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
-        self.check(header, expected, &wanted)?;
+        let names = header.offset_keys();
+        let found = names.iter().filter_map(|n| header.info(n).map(|i| (n.as_str(), i.dtype, &i.shape[..])));
+        self.check(&found.collect::<Vec<_>>(), expected)?;
 
         let mut tensors = vec![Vec::new(); expected.len()];
         let mut hash = Xxh3Default::new();
         for name in header.offset_keys() {
             // `check` has found every name and shape as expected.
             let Some(&i) = wanted.get(name.as_str()) else { continue };
-            let count = elements(&expected[i].shape).unwrap_or(0);
-            let mut data = vec![0.0f32; count];
-            for chunk in data.chunks_mut(CHUNK) {
-                let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
-                input
-                    .read_exact(bytes)
-                    .map_err(|e| self.damaged(format!("cannot read tensor `{name}`: {e}")))?;
-                hash.update(bytes);
-                chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
-            }
+            let mut data = vec![0.0f32; elements(&expected[i].shape).unwrap_or(0)];
+            read_f32(&mut input, &mut data, &mut |bytes| hash.update(bytes))
+                .map_err(|e| self.damaged(format!("cannot read tensor `{name}`: {e}")))?;
             tensors[i] = data;
         }
-        let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
-        if recorded.is_some_and(|r| *r != format!("{:016x}", hash.digest())) {
-            return Err(
-                self.damaged("the data do not match their checksum: the file is damaged; copy it again")
-            );
-        }
+        self.compare(header, hash.digest())?;
         Ok(Checkpoint { meta, tensors })
     }
 
-    fn meta(&self, header: &Metadata) -> Result<CheckpointMeta, CheckpointError> {
+    /// The checksum of the data against that of the header.
+    pub(super) fn compare(&self, header: &Metadata, hash: u64) -> Result<(), CheckpointError> {
+        let recorded = header.metadata().as_ref().and_then(|m| m.get("xxh3"));
+        match recorded.is_some_and(|r| *r != format!("{hash:016x}")) {
+            true => {
+                Err(self.damaged("the data do not match their checksum: the file is damaged; copy it again"))
+            }
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn meta(&self, header: &Metadata) -> Result<CheckpointMeta, CheckpointError> {
         let mut extra: BTreeMap<String, String> =
             header.metadata().clone().unwrap_or_default().into_iter().collect();
         let whole = extra.clone();
@@ -357,7 +470,7 @@ impl Reader<'_> {
             let shapes =
                 names.iter().filter_map(|n| header.info(n).map(|i| (n.as_str(), i.shape.as_slice())));
             let about = whole.iter().map(|(k, v)| (k.as_str(), v.as_str()));
-            if *recorded != head_hash(about, shapes) {
+            if *recorded != format!("{:016x}", head_hash(about, shapes)) {
                 return Err(self
                     .damaged("the header does not match its checksum: the file is damaged; copy it again"));
             }
@@ -365,44 +478,61 @@ impl Reader<'_> {
         Ok(CheckpointMeta { birkhoff, step, seed, extra })
     }
 
-    fn check(
+    /// Names, types and shapes of a file against those that a model has.
+    pub(super) fn check(
         &self,
-        header: &Metadata,
+        found: &[(&str, Dtype, &[usize])],
         expected: &[TensorSpec],
-        wanted: &HashMap<&str, usize>,
     ) -> Result<(), CheckpointError> {
         const CAUSE: &str = "the weights belong to another config.toml (was it edited after training?)";
         let more = |n: usize| if n > 1 { format!(" (and {} more)", n - 1) } else { String::new() };
-        let missing: Vec<_> = expected.iter().filter(|t| header.info(&t.name).is_none()).collect();
+        let by_name: HashMap<&str, (Dtype, &[usize])> =
+            found.iter().map(|(n, d, s)| (*n, (*d, *s))).collect();
+        let missing: Vec<_> = expected.iter().filter(|t| !by_name.contains_key(t.name.as_str())).collect();
         if let Some(t) = missing.first() {
             let more = more(missing.len());
             return Err(self.fail(format!("has no tensor `{}` {:?}{more}; {CAUSE}", t.name, t.shape)));
         }
-        let names = header.offset_keys();
-        let surplus: Vec<_> = names.iter().filter(|n| !wanted.contains_key(n.as_str())).collect();
-        if let Some(name) = surplus.first() {
+        let wanted: HashSet<&str> = expected.iter().map(|t| t.name.as_str()).collect();
+        let surplus: Vec<_> = found.iter().filter(|t| !wanted.contains(t.0)).collect();
+        if let Some((name, ..)) = surplus.first() {
             let more = more(surplus.len());
             return Err(self.fail(format!("has a tensor `{name}`{more} that the model does not; {CAUSE}")));
         }
         for t in expected {
-            let Some(info) = header.info(&t.name) else { continue };
-            if info.dtype != Dtype::F32 {
-                return Err(self.fail(format!("tensor `{}` is {}; birkhoff reads F32", t.name, info.dtype)));
+            let Some(&(dtype, shape)) = by_name.get(t.name.as_str()) else { continue };
+            if dtype != Dtype::F32 {
+                return Err(self.fail(format!("tensor `{}` is {dtype}; birkhoff reads F32", t.name)));
             }
-            if info.shape != t.shape {
-                let rows_only = info.shape.len() == t.shape.len() && info.shape.get(1..) == t.shape.get(1..);
+            if shape != t.shape {
+                let rows_only = shape.len() == t.shape.len() && shape.get(1..) == t.shape.get(1..);
                 let cause = match rows_only && t.name.contains("embedding") {
                     true => "the weights belong to another vocab.json",
                     false => CAUSE,
                 };
                 return Err(self.fail(format!(
                     "tensor `{}` has shape {:?}, the model expects {:?}; {cause}",
-                    t.name, info.shape, t.shape
+                    t.name, shape, t.shape
                 )));
             }
         }
         Ok(())
     }
+}
+
+/// Fills `data` from little-endian bytes, a chunk at a time; `each` sees them.
+pub(super) fn read_f32(
+    input: &mut impl Read,
+    data: &mut [f32],
+    each: &mut dyn FnMut(&[u8]),
+) -> io::Result<()> {
+    for chunk in data.chunks_mut(CHUNK) {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
+        input.read_exact(bytes)?;
+        each(bytes);
+        chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -193,3 +193,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn parts_make_the_same_file() {
+    let (dir, path) = saved();
+    let mut tensors = sample();
+    tensors.sort_by_key(|t| t.0);
+    let streamed = dir.path().join("streamed.safetensors");
+    let fill = |push: &mut dyn FnMut(&[f32]) -> anyhow::Result<()>| {
+        tensors.iter().flat_map(|t| t.2.chunks(3)).try_for_each(push)
+    };
+    save_parts(&streamed, &specs(&sample()), &meta(), &mut { fill }).expect("save");
+    assert_eq!(fs::read(&path).expect("read"), fs::read(&streamed).expect("read"));
+    // what goes wrong in between is told, and the old file stays
+    let mut count = 0;
+    let e = save_parts(&streamed, &specs(&sample()), &meta(), &mut |push| {
+        push(&[1.0])?;
+        count += 1;
+        anyhow::bail!("lost rank 1")
+    });
+    assert_eq!((e.expect_err("lost").to_string(), count), ("lost rank 1".into(), 1));
+    assert_eq!(fs::read(&path).expect("read"), fs::read(&streamed).expect("read"));
+    let words = CheckpointError { path: "a b".into(), message: "c\nd".into(), damaged: true };
+    assert_eq!(CheckpointError::from_words(&words.to_words()), words);
+}

@@ -16,10 +16,14 @@ pub mod ranks;
 #[cfg(target_arch = "wasm32")]
 #[path = "ranks_web.rs"]
 pub mod ranks;
+#[cfg(not(target_arch = "wasm32"))]
+mod ranks_state;
 pub mod resume;
 pub mod run;
+pub mod save;
 pub mod schedule;
 pub mod schema;
+pub mod sharded;
 pub mod step;
 pub mod store;
 pub mod tables;

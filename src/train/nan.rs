@@ -13,7 +13,6 @@ use crate::graph::cpu::{BadValue, CpuProgram, CpuState};
 use crate::graph::exec::{Program, State};
 use crate::model::config::TrainConfig;
 use anyhow::{anyhow, bail};
-use std::borrow::Cow;
 
 /// The remedies.
 const TRY: &str = "lower train.lr or train.embedding_lr, or set train.clip";
@@ -122,15 +121,15 @@ impl Trainer {
             return Ok(());
         }
         let names: Vec<&str> = self.saved.iter().map(|s| s.name.as_str()).collect();
-        self.check_values(&self.state.view(&names).await?)
+        let values = self.state.view(&names).await?;
+        names.iter().zip(&values).try_for_each(|(name, v)| self.check_value(name, v))
     }
 
-    /// The same of values in the order of the state.
-    pub(super) fn check_values(&self, values: &[Cow<'_, [f32]>]) -> anyhow::Result<()> {
-        let mut all = self.saved.iter().zip(values);
-        match all.find(|(_, v)| v.iter().any(|x| !x.is_finite())) {
-            Some((s, v)) => Err(self.bad_parameter(&s.name, v, self.progress.step + 1)),
-            None => Ok(()),
+    /// The same of one value of the state.
+    pub(super) fn check_value(&self, name: &str, v: &[f32]) -> anyhow::Result<()> {
+        match v.iter().all(|x| x.is_finite()) {
+            true => Ok(()),
+            false => Err(self.bad_parameter(name, v, self.progress.step + 1)),
         }
     }
 

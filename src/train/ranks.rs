@@ -2,13 +2,12 @@
 //! everywhere. Only rank 0 keeps a run's files.
 
 use super::infer::{part_name, upload_examples, upload_indices};
-use super::resume::StateTensors;
 use super::tally::Told;
 use crate::collective::{Communicator, Reduction, Wire};
 use crate::data::batch::{Batch, SparseIds};
 use crate::data::loader::LoaderOptions;
 use crate::data::metrics::MetricsAccumulator;
-use crate::graph::exec::{Program, State};
+use crate::graph::exec::Program;
 use crate::graph::{Graph, Tensor};
 use crate::model::params::Param;
 use crate::parallel::dense::{DenseOptions, Signals, all_reduce_gradients, all_reduce_small};
@@ -32,10 +31,10 @@ pub struct RankOptions {
 #[derive(Clone, Debug)]
 pub struct Ranks {
     /// For dense gradients, losses, and everything beside the steps.
-    comm: Communicator,
+    pub(super) comm: Communicator,
     /// For tables: its operations run beside the others.
     tables: Communicator,
-    layout: Arc<Layout>,
+    pub(super) layout: Arc<Layout>,
     options: RankOptions,
     signals: Arc<Signals>,
 }
@@ -73,9 +72,9 @@ impl Ranks {
         &self.layout.pieces[self.layout.of(self.rank())]
     }
 
-    /// The way of rows for a graph with at most so many distinct ids of each table.
-    pub(super) fn exchange(&self, capacity: Vec<usize>, prefix: &str) -> Exchange {
-        Exchange::new(self.layout.clone(), self.tables.clone(), self.options.tables, capacity, prefix)
+    /// The way of rows for a graph with at most so many distinct ids of each table, which may be told how often they occur.
+    pub(super) fn exchange(&self, capacity: Vec<usize>, counts: bool, prefix: &str) -> Exchange {
+        Exchange::new(self.layout.clone(), self.tables.clone(), self.options.tables, capacity, counts, prefix)
     }
 
     /// The sum over ranks of the tables' part of the gradient's squared norm; by the tables' communicator, whose
@@ -103,7 +102,7 @@ impl Ranks {
         prefix: &str,
     ) -> (Graph, Vec<Tensor>, Exchange) {
         let names = table_names(params);
-        let exchange = self.exchange(capacity, prefix);
+        let exchange = self.exchange(capacity, false, prefix);
         let mut g = Graph::new();
         g.enter("embeddings");
         let working = exchange.pull(&mut g, &names);
@@ -140,7 +139,8 @@ impl Ranks {
         parts: bool,
     ) -> anyhow::Result<()> {
         let unique: Vec<&[u32]> = merged.iter().map(|s| &s.unique[..s.n_unique]).collect();
-        let asked = exchange.prepare(&unique)?;
+        let segments: Vec<&[u32]> = merged.iter().map(|s| &s.segments[..]).collect();
+        let asked = exchange.prepare(&unique, &segments)?;
         for (i, a) in asked.iter().enumerate() {
             let (ids, index) = exchange.inputs(i);
             program.set_ids(&ids, &a.ids)?;
@@ -148,6 +148,9 @@ impl Ranks {
                 program.set_ids(&format!("{index}.order"), &a.index.order)?;
                 program.set_ids(&format!("{index}.segments"), &a.index.segments)?;
                 program.set_ids(&format!("{index}.unique"), &a.index.unique)?;
+            }
+            if !a.occurrences.is_empty() {
+                program.set_ids(&format!("{index}.occurrences"), &a.occurrences)?;
             }
         }
         for (part, batch) in batches.iter().enumerate() {
@@ -190,119 +193,6 @@ impl Ranks {
             rest = tail;
         }
         Ok(out)
-    }
-
-    /// Puts this rank's parts of the tables' first values into the state, and zeros for their optimiser.
-    pub(super) fn begin_tables(
-        &self,
-        state: &mut State,
-        params: &[Param],
-        seed: u64,
-        slots: impl Fn(&Param) -> &'static [&'static str],
-    ) -> anyhow::Result<()> {
-        for (table, p) in params.iter().filter(|p| p.is_table()).enumerate() {
-            let mine: Vec<&Piece> = self.own().iter().filter(|q| q.table == table).collect();
-            if mine.is_empty() {
-                continue;
-            }
-            // a function of seed and name for the whole: the same numbers whatever lies where
-            let whole = p.initial(seed);
-            for piece in mine {
-                let name = piece.state_name(&p.name);
-                state.set(&name, &cut(piece, &whole, p.shape().last(), false))?;
-                for what in slots(p) {
-                    let n = values(piece, *what == "acc");
-                    state.set(&format!("{name}#{what}"), &vec![0.0; n])?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The whole values of names in the state, put together on rank 0; empty on the others.
-    pub(super) async fn collect(
-        &self,
-        state: &State,
-        params: &[Param],
-        saved: &[&str],
-    ) -> anyhow::Result<Vec<Vec<f32>>> {
-        let mut out = vec![];
-        for name in saved {
-            let Some((table, p, what)) = table_of(params, name) else {
-                out.push(match self.rank() {
-                    0 => state.get(&[name]).await?.remove(0),
-                    _ => vec![],
-                });
-                continue;
-            };
-            let (rows, width) = (p.shape().dim(0), p.shape().last());
-            let by_row = what == Some("acc");
-            let mut whole =
-                vec![0.0; if self.rank() == 0 { rows * if by_row { 1 } else { width } } else { 0 }];
-            for piece in self.layout.pieces.iter().filter(|q| q.table == table) {
-                let own = local_name(piece, &p.name, what);
-                let n = values(piece, by_row);
-                let value = match (self.rank(), piece.rank) {
-                    (me, at) if me == at => {
-                        let v = state.get(&[&own]).await?.remove(0);
-                        if me != 0 {
-                            self.comm.send(&v, 0)?;
-                        }
-                        v
-                    }
-                    (0, at) => {
-                        let mut v = vec![0f32; n];
-                        self.comm.receive(&mut v, at)?;
-                        v
-                    }
-                    _ => continue,
-                };
-                if self.rank() == 0 {
-                    paste(piece, &value, &mut whole, width, by_row);
-                }
-            }
-            out.push(whole);
-        }
-        Ok(out)
-    }
-
-    /// The reverse: whole values on rank 0 go to where they belong.
-    pub(super) fn distribute(
-        &self,
-        state: &mut State,
-        params: &[Param],
-        saved: &[StateTensors],
-        whole: Option<Vec<Vec<f32>>>,
-    ) -> anyhow::Result<()> {
-        let mut whole = whole.map(Vec::into_iter);
-        for s in saved {
-            let value = whole.as_mut().map(|w| w.next().expect("one value a name"));
-            let Some((table, p, what)) = table_of(params, &s.name) else {
-                let n = s.parts.iter().map(|p| p.shape.iter().product::<usize>()).sum();
-                let mut v = value.unwrap_or_else(|| vec![0.0; n]);
-                self.comm.broadcast(&mut v, 0)?;
-                state.set(&s.name, &v)?;
-                continue;
-            };
-            let by_row = what == Some("acc");
-            for piece in self.layout.pieces.iter().filter(|q| q.table == table) {
-                let mut v = value.as_ref().map_or_else(
-                    || vec![0.0; values(piece, by_row)],
-                    |w| cut(piece, w, p.shape().last(), by_row),
-                );
-                match (self.rank(), piece.rank) {
-                    (0, 0) => {}
-                    (0, at) => {
-                        self.comm.send(&v, at)?;
-                        continue;
-                    }
-                    (me, at) if me == at => self.comm.receive(&mut v, 0)?,
-                    _ => continue,
-                }
-                state.set(&local_name(piece, &p.name, what), &v)?;
-            }
-        }
-        Ok(())
     }
 
     /// Rank 0's text for all.
@@ -356,54 +246,4 @@ impl Ranks {
 
 fn table_names(params: &[Param]) -> Vec<String> {
     params.iter().filter(|p| p.is_table()).map(|p| p.name.clone()).collect()
-}
-
-/// The table that a name in the state belongs to, its place among the tables, and which of the optimiser's values it is.
-fn table_of<'a, 'b>(params: &'a [Param], name: &'b str) -> Option<(usize, &'a Param, Option<&'b str>)> {
-    let (base, what) = match name.split_once('#') {
-        Some((base, what)) => (base, Some(what)),
-        None => (name, None),
-    };
-    let mut tables = params.iter().filter(|p| p.is_table()).enumerate();
-    tables.find(|(_, p)| p.name == base).map(|(i, p)| (i, p, what))
-}
-
-fn local_name(piece: &Piece, table: &str, what: Option<&str>) -> String {
-    let name = piece.state_name(table);
-    what.map_or(name.clone(), |w| format!("{name}#{w}"))
-}
-
-/// Numbers of a piece, where a row has one or as many as the piece has columns.
-fn values(piece: &Piece, by_row: bool) -> usize {
-    piece.rows() * if by_row { 1 } else { piece.width() }
-}
-
-/// A piece of a whole value: `[rows, width]`, or `[rows]` where it has one number a row.
-fn cut(piece: &Piece, whole: &[f32], width: usize, by_row: bool) -> Vec<f32> {
-    let mut out = vec![];
-    for r in &piece.ranges {
-        for row in r.start as usize..r.end as usize {
-            match by_row {
-                true => out.push(whole[row]),
-                false => out.extend_from_slice(&whole[row * width..][piece.columns.clone()]),
-            }
-        }
-    }
-    out
-}
-
-/// The reverse of [`cut`].
-fn paste(piece: &Piece, value: &[f32], whole: &mut [f32], width: usize, by_row: bool) {
-    let mut at = 0;
-    let n = if by_row { 1 } else { piece.width() };
-    for r in &piece.ranges {
-        for row in r.start as usize..r.end as usize {
-            let from = &value[at..at + n];
-            match by_row {
-                true => whole[row] = from[0],
-                false => whole[row * width..][piece.columns.clone()].copy_from_slice(from),
-            }
-            at += n;
-        }
-    }
 }

@@ -1,6 +1,9 @@
 //! A browser tab has no other ranks: nothing here can be made, and the compiler leaves out what would be done with it.
 
-use super::resume::StateTensors;
+use super::checkpoint::{CheckpointError, CheckpointMeta};
+use super::save::StateTensors;
+use super::sharded::{Checkpoint, Shard};
+use super::store::Store;
 use super::tally::Told;
 use crate::data::batch::{Batch, SparseIds};
 use crate::data::loader::LoaderOptions;
@@ -69,7 +72,7 @@ impl Ranks {
     pub fn own(&self) -> &[Piece] {
         match *self {}
     }
-    pub(super) fn exchange(&self, _: Vec<usize>, _: &str) -> Exchange {
+    pub(super) fn exchange(&self, _: Vec<usize>, _: bool, _: &str) -> Exchange {
         match *self {}
     }
     pub(super) fn sum_of_tables(&self, _: &mut Graph, _: Tensor) -> Tensor {
@@ -121,16 +124,32 @@ impl Ranks {
     ) -> anyhow::Result<()> {
         match *self {}
     }
-    pub(super) async fn collect(&self, _: &State, _: &[Param], _: &[&str]) -> anyhow::Result<Vec<Vec<f32>>> {
+    pub(super) fn who_sees(&self, _: &mut dyn Store) -> anyhow::Result<Vec<bool>> {
         match *self {}
     }
-    pub(super) fn distribute(
+    pub(super) async fn keep_parts(
         &self,
-        _: &mut State,
-        _: &[Param],
-        _: &[StateTensors],
-        _: Option<Vec<Vec<f32>>>,
+        _: &mut dyn Store,
+        _: &[bool],
+        _: (&State, &[Param], &[StateTensors]),
+        _: &CheckpointMeta,
+        _: impl Fn(&str, &[f32]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Vec<Shard>> {
+        match *self {}
+    }
+    pub(super) async fn save_whole(
+        &self,
+        _: &mut dyn Store,
+        _: (&State, &[Param], &[StateTensors]),
+        _: &CheckpointMeta,
     ) -> anyhow::Result<()> {
+        match *self {}
+    }
+    pub(super) fn take_up(
+        &self,
+        _: Option<Checkpoint>,
+        _: (&mut State, &[Param], &[StateTensors]),
+    ) -> anyhow::Result<Option<CheckpointError>> {
         match *self {}
     }
     pub(super) fn tell(&self, _: Option<String>) -> anyhow::Result<String> {

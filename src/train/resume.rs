@@ -1,28 +1,25 @@
-//! Stopping and going on. A checkpoint is one safetensors file, `checkpoints/step-000000123.safetensors`: weights and
-//! optimiser state as tensors, and [`Saved`] as JSON in its metadata. A run that goes on from it computes what it would
-//! have computed had it never stopped; on the CPU bit for bit.
+//! Going on. A checkpoint is a safetensors file, `checkpoints/step-000000123.safetensors`: weights and optimiser state as
+//! tensors, and [`Saved`] as JSON in its metadata; several ranks write their parts of the tables beside it
+//! ([`super::sharded`]). A run that goes on from it computes what it would have computed had it never stopped; on the CPU
+//! bit for bit.
 
-use super::checkpoint::{self, CheckpointError, CheckpointMeta, TensorRef, TensorSpec};
-use super::infer::{joined, to_tensors};
+use super::checkpoint::{self, CheckpointError, TensorSpec};
+use super::infer::joined;
 use super::progress::Progress;
-use super::run::RunFolder;
-use super::step::RUNNING;
-use super::store::{Store, Weights};
+use super::run::{CHECKPOINTS, RunFolder};
+use super::sharded::Checkpoint;
 use super::trainer::Trainer;
 use crate::model::config::Config;
-use crate::model::params::{Kind, Param};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::borrow::Cow;
 use std::path::Path;
-use web_time::Instant;
 
-/// The version of [`Saved`]; a newer one is refused.
-const VERSION: u32 = 1;
+/// The version of [`Saved`]; a newer one is refused. 2: there may be files of several ranks.
+pub(super) const VERSION: u32 = 2;
 
 /// The key of [`Saved`] in a checkpoint's metadata.
-const STATE: &str = "state";
+pub(crate) const STATE: &str = "state";
 
 /// Keys that do not change what a step computes: they may differ at any time.
 const FREE: [&str; 10] = [
@@ -83,149 +80,7 @@ pub struct Resumed {
     pub lines: u64,
 }
 
-/// A value of the training state, as tensors of a checkpoint: packed tables column by column, so that a checkpoint does
-/// not depend on how a device's limits packed them.
-#[derive(Clone, Debug)]
-pub struct StateTensors {
-    /// Its name in the state.
-    pub name: String,
-    /// The tensors that it is made of, one after the other.
-    pub parts: Vec<TensorSpec>,
-}
-
-/// The training state as tensors: parameters, optimiser state, the running loss.
-pub fn state_tensors(params: &[Param], optimizer: &[(String, usize)]) -> Vec<StateTensors> {
-    let whole = |name: &str, shape: Vec<usize>| StateTensors {
-        name: name.into(),
-        parts: vec![TensorSpec { name: name.into(), shape }],
-    };
-    // `suffix` follows the name of each part; a part has `width` elements a row, or is one number a row
-    let one = |p: &Param, name: &str, suffix: &str, len: usize| match &p.kind {
-        Kind::Embedding(columns) => {
-            let rows = p.shape().dim(0);
-            let shape = |r: usize| if len == rows { vec![r] } else { vec![r, len / rows] };
-            let part = |(c, r): &(String, usize)| TensorSpec {
-                name: format!("embeddings.{c}{suffix}"),
-                shape: shape(*r),
-            };
-            StateTensors { name: name.into(), parts: columns.iter().map(part).collect() }
-        }
-        _ => whole(name, p.shape().dims()),
-    };
-    let mut out: Vec<StateTensors> = params
-        .iter()
-        .map(|p| match &p.kind {
-            Kind::Embedding(columns) => StateTensors {
-                name: p.name.clone(),
-                parts: columns
-                    .iter()
-                    .map(|(c, r)| TensorSpec {
-                        name: format!("embeddings.{c}"),
-                        shape: vec![*r, p.shape().last()],
-                    })
-                    .collect(),
-            },
-            _ => whole(&p.name, p.shape().dims()),
-        })
-        .collect();
-    for (name, len) in optimizer {
-        let at = name.rfind('#').expect("optimiser state is named after its parameter");
-        let p = params.iter().find(|p| p.name == name[..at]).expect("a parameter of the step");
-        out.push(one(p, name, &name[at..], *len));
-    }
-    out.push(whole(RUNNING, vec![1]));
-    out
-}
-
 impl Trainer {
-    fn state_names(&self) -> Vec<&str> {
-        self.saved.iter().map(|s| s.name.as_str()).collect()
-    }
-
-    /// Hands the whole training state to the store, if it keeps such.
-    pub(super) async fn checkpoint(&mut self, store: &mut dyn Store) -> anyhow::Result<()> {
-        if !self.keeps {
-            return Ok(());
-        }
-        self.progress.window.pause();
-        let begin = Instant::now();
-        self.progress.seconds = self.elapsed();
-        let saved = Saved {
-            version: VERSION,
-            config: self.cfg.to_toml()?,
-            vocab: self.vocab.clone(),
-            train_rows: self.train_rows,
-            device: self.device.name(),
-            lines: store.lines(),
-            progress: self.progress.clone(),
-            world: self.world(),
-        };
-        let mut meta = self.meta();
-        meta.extra.insert(STATE.into(), serde_json::to_string(&saved)?);
-        let names = self.state_names();
-        let values = self.whole(&names).await?;
-        if self.is_first() {
-            self.check_values(&values)?;
-            store.weights(Weights::Checkpoint, &parts(&self.saved, &values), &meta)?;
-            store.prune(self.cfg.train.keep)?;
-        }
-        self.last_checkpoint = Instant::now();
-        self.kept_step = Some(self.progress.step);
-        self.progress.times.checkpoints += begin.elapsed().as_secs_f64();
-        self.progress.window.resume();
-        Ok(())
-    }
-
-    /// Writes the best weights.
-    pub(super) async fn save_best(&self, store: &mut dyn Store) -> anyhow::Result<()> {
-        let names: Vec<&str> = self.params.iter().map(|p| p.name.as_str()).collect();
-        let values = self.whole(&names).await?;
-        match self.is_first() {
-            true => store.weights(
-                Weights::Best,
-                &to_tensors(&self.specs, &self.params, &values),
-                &self.best_meta(),
-            ),
-            false => Ok(()),
-        }
-    }
-
-    /// Whole values of the state; of several ranks on the first.
-    async fn whole(&self, names: &[&str]) -> anyhow::Result<Vec<Cow<'_, [f32]>>> {
-        match &self.ranks {
-            None => Ok(self.state.view(names).await?),
-            Some(r) => {
-                let values = r.collect(&self.state, &self.params, names).await?;
-                Ok(values.into_iter().map(Cow::Owned).collect())
-            }
-        }
-    }
-
-    /// Whether this rank keeps the run's files.
-    fn is_first(&self) -> bool {
-        self.ranks.as_ref().is_none_or(|r| r.rank() == 0)
-    }
-
-    fn world(&self) -> usize {
-        self.ranks.as_ref().map_or(1, |r| r.world())
-    }
-
-    fn meta(&self) -> CheckpointMeta {
-        CheckpointMeta { step: self.progress.step, seed: self.cfg.train.seed, ..CheckpointMeta::default() }
-    }
-
-    /// What `weights.safetensors` says of itself.
-    fn best_meta(&self) -> CheckpointMeta {
-        let mut meta = self.meta();
-        if let Some(best) = &self.progress.best {
-            meta.step = best.step;
-            if let Some(ne) = best.detail.metrics.ne {
-                meta.extra.insert("valid_ne".into(), ne.to_string());
-            }
-        }
-        meta
-    }
-
     /// Takes up the run from its newest checkpoint that is whole; `say` gets a line for each that is not. `None`: there
     /// is no checkpoint yet, and the run begins at its first step. `on_purpose` are the keys that the user changed for
     /// the rest of the run. Of the folder only the best weights may change, where they are not those of this checkpoint.
@@ -238,18 +93,11 @@ impl Trainer {
         let all = run.checkpoints();
         for (step, path) in all.iter().rev() {
             match self.read(path, on_purpose, say) {
-                Ok((saved, values)) => {
+                Ok((saved, from)) => {
                     let (step, lines) = (saved.progress.step, saved.lines);
-                    match self.ranks.clone() {
-                        Some(r) => {
-                            r.tell(Some(serde_json::to_string(&saved)?))?;
-                            r.distribute(&mut self.state, &self.params, &self.saved, Some(values))?;
-                        }
-                        None => {
-                            for (s, v) in self.saved.iter().zip(&values) {
-                                self.state.set(&s.name, v)?;
-                            }
-                        }
+                    if let Some(damage) = self.take_up(&saved, path, from)? {
+                        say(format!("{damage}; going back to the checkpoint before step {step}"));
+                        continue;
                     }
                     self.progress = saved.progress;
                     self.replan(saved.world);
@@ -278,20 +126,48 @@ impl Trainer {
         }
     }
 
-    /// [`Trainer::resume`] on the ranks that keep no files: they get what the first one reads.
-    pub fn follow(&mut self) -> anyhow::Result<Option<Resumed>> {
-        let Some(r) = self.ranks.clone() else { return Ok(None) };
-        let text = r.tell(None)?;
-        if text.is_empty() {
-            return Ok(None);
+    /// The state of a checkpoint; `Some`: it is damaged.
+    fn take_up(
+        &mut self,
+        saved: &Saved,
+        path: &Path,
+        mut from: Checkpoint,
+    ) -> anyhow::Result<Option<CheckpointError>> {
+        if let Some(r) = self.ranks.clone() {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            r.tell(Some(serde_json::to_string(&Offer { saved: saved.clone(), file, sum: from.sum() })?))?;
+            return r.take_up(Some(from), (&mut self.state, &self.params, &self.saved));
         }
-        let saved: Saved = serde_json::from_str(&text)?;
-        r.distribute(&mut self.state, &self.params, &self.saved, None)?;
-        let (step, lines) = (saved.progress.step, saved.lines);
-        self.progress = saved.progress;
-        self.replan(saved.world);
-        self.kept_step = Some(step);
-        Ok(Some(Resumed { step, lines }))
+        if let Err(e) = from.verify(|_| true) {
+            return Ok(Some(e));
+        }
+        for s in &self.saved {
+            let parts = s.parts.iter().map(|p| from.whole(&p.name)).collect::<Result<Vec<_>, _>>()?;
+            self.state.set(&s.name, &joined(parts.into_iter()))?;
+        }
+        Ok(None)
+    }
+
+    /// [`Trainer::resume`] on the other ranks: what to go on from is what the first one finds. `run`: the run's folder;
+    /// where this rank does not see it, it gets its part of the tables from the first.
+    pub fn follow(&mut self, run: &Path) -> anyhow::Result<Option<Resumed>> {
+        let Some(r) = self.ranks.clone() else { return Ok(None) };
+        loop {
+            let text = r.tell(None)?;
+            if text.is_empty() {
+                return Ok(None);
+            }
+            let Offer { saved, file, sum } = serde_json::from_str(&text)?;
+            let own = Checkpoint::open(&run.join(CHECKPOINTS).join(file)).ok().filter(|c| c.sum() == sum);
+            if r.take_up(own, (&mut self.state, &self.params, &self.saved))?.is_some() {
+                continue;
+            }
+            let (step, lines) = (saved.progress.step, saved.lines);
+            self.progress = saved.progress;
+            self.replan(saved.world);
+            self.kept_step = Some(step);
+            return Ok(Some(Resumed { step, lines }));
+        }
     }
 
     /// The steps of a run whose steps had another size: those done, and what is left.
@@ -329,16 +205,16 @@ impl Trainer {
         }
     }
 
-    /// What a checkpoint says, and its values in the order of the state.
+    /// What a checkpoint says, and its files. Their data are not read.
     fn read(
         &self,
         path: &Path,
         on_purpose: &[String],
         say: &mut dyn FnMut(String),
-    ) -> anyhow::Result<(Saved, Vec<Vec<f32>>)> {
+    ) -> anyhow::Result<(Saved, Checkpoint)> {
         let name = path.display();
-        let header = checkpoint::read_header(path)?;
-        let text = header.meta.extra.get(STATE);
+        let from = Checkpoint::open(path)?;
+        let text = from.meta().extra.get(STATE);
         let text = text.with_context(|| format!("{name}: holds weights alone, not a training state"))?;
         let saved: Value =
             serde_json::from_str(text).with_context(|| format!("{name}: its state cannot be read"))?;
@@ -346,7 +222,7 @@ impl Trainer {
         if version > u64::from(VERSION) {
             bail!(
                 "{name}: written by birkhoff {}, which this version cannot go on from; upgrade it",
-                header.meta.birkhoff
+                from.meta().birkhoff
             );
         }
         let mut saved: Saved =
@@ -385,7 +261,7 @@ impl Trainer {
             }
         }
         let specs: Vec<TensorSpec> = self.saved.iter().flat_map(|s| s.parts.clone()).collect();
-        let read = checkpoint::load(path, &specs)?;
+        from.check(&specs)?;
         if saved.vocab != self.vocab {
             bail!(
                 "{name}: belongs to another vocab.json (checksum {}, here {}); put back the one that the run began with",
@@ -404,9 +280,7 @@ impl Trainer {
             say(format!("from step {} on: {key} = {is} (so far {was})", saved.progress.step));
         }
         self.moved(&mut saved, then.train.batch, say);
-        let mut tensors = read.tensors.into_iter();
-        let values = self.saved.iter().map(|s| joined(tensors.by_ref().take(s.parts.len()))).collect();
-        Ok((saved, values))
+        Ok((saved, from))
     }
 
     /// A kill between a checkpoint and the best weights that belong to it leaves older ones; a return to an older
@@ -418,30 +292,22 @@ impl Trainer {
             return Ok(());
         }
         let Some((_, path)) = all.iter().find(|(s, _)| *s == best.step) else { return Ok(()) };
-        let specs: Vec<TensorSpec> = self.saved.iter().flat_map(|s| s.parts.clone()).collect();
-        let Ok(read) = checkpoint::load(path, &specs) else { return Ok(()) };
-        let tensors: Vec<TensorRef<'_>> = specs
-            .iter()
-            .zip(&read.tensors)
-            .take(self.specs.len())
-            .map(|(s, data)| TensorRef { name: &s.name, shape: &s.shape, data })
-            .collect();
-        Ok(checkpoint::save(&run.weights_path(), &tensors, &self.best_meta())?)
+        let Ok(mut from) = Checkpoint::open(path) else { return Ok(()) };
+        if from.verify(|_| true).is_err() {
+            return Ok(());
+        }
+        from.gather(&run.weights_path(), &self.specs, &self.best_meta())
     }
 }
 
-/// Each value's parts.
-fn parts<'a>(saved: &'a [StateTensors], values: &'a [Cow<'_, [f32]>]) -> Vec<TensorRef<'a>> {
-    let mut out = vec![];
-    for (s, v) in saved.iter().zip(values) {
-        let mut rest: &[f32] = v;
-        for p in &s.parts {
-            let (data, tail) = rest.split_at(p.shape.iter().product());
-            rest = tail;
-            out.push(TensorRef { name: &p.name, shape: &p.shape, data });
-        }
-    }
-    out
+/// What rank 0 tells the others of a checkpoint that all go on from.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    saved: Saved,
+    /// Its name in the folder of checkpoints.
+    file: String,
+    /// [`Checkpoint::sum`].
+    sum: u64,
 }
 
 /// A key with two values.

@@ -8,13 +8,14 @@
 //! | `metrics.jsonl` | while training | one JSON object a logged step or evaluation |
 //! | `weights.safetensors` | at each better evaluation | the best weights so far |
 //! | `data.json` | at the start | where the rows came from |
-//! | `checkpoints/` | at each evaluation, and in between | all that the run needs to go on ([`super::resume`]) |
+//! | `checkpoints/` | at each evaluation, and in between | all that the run needs to go on ([`super::save`]) |
 //! | `snapshots/` | at each diagnosis | residual matrices, one safetensors file each ([`crate::diagnose`]) |
 //! | `model.json` | at the start | the layers, their parameters and costs |
 //! | `profile.json` | after a profiled step | time by operation |
 //! | `events.out.tfevents.*.birkhoff` | while training | the same for TensorBoard ([`super::tensorboard`]) |
 //! | `summary.json` | at the end | the result; its presence means *finished* |
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -40,6 +41,9 @@ const LOCK: &str = ".lock";
 /// Every file of a run. The summary comes first: without it an old run no longer looks finished.
 const FILES: [&str; 8] = [SUMMARY, WEIGHTS, METRICS, MODEL, PROFILE, DATA, VOCAB, CONFIG];
 
+/// How a file begins by which a rank sees that its folder is that of another.
+pub(crate) const MARK: &str = ".ranks-";
+
 /// The name of the checkpoint of a step.
 pub(crate) fn checkpoint_name(step: u64) -> String {
     format!("step-{step:09}.safetensors")
@@ -52,17 +56,70 @@ fn checkpoint_step(name: &OsStr) -> Option<u64> {
     (checkpoint_name(step) == name.to_str()?).then_some(step)
 }
 
-/// A run's checkpoints by step, in order.
-pub(crate) fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
+/// The name of what one of several ranks wrote of a checkpoint.
+pub(crate) fn shard_name(step: u64, rank: usize, world: usize) -> String {
+    format!("step-{step:09}-{rank:05}-of-{world:05}.safetensors")
+}
+
+/// The step of such a file by its name.
+pub(crate) fn shard_step(name: &OsStr) -> Option<u64> {
+    let name = name.to_str()?;
+    let mut parts = name.strip_prefix("step-")?.strip_suffix(".safetensors")?.split('-');
+    let (step, rank) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let world = parts.nth(1)?.parse().ok()?;
+    (shard_name(step, rank, world) == name).then_some(step)
+}
+
+/// Files in the folder of a run's checkpoints by step, in order.
+fn by_step(run: &Path, step: impl Fn(&OsStr) -> Option<u64>) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
     let mut list: Vec<(u64, PathBuf)> =
-        entries.filter_map(|e| Some((checkpoint_step(&e.file_name())?, e.path()))).collect();
+        entries.filter_map(|e| Some((step(&e.file_name())?, e.path()))).collect();
     list.sort();
     list
 }
 
+/// A run's checkpoints by step, in order. Where several ranks wrote one, its other files are beside it, complete before
+/// it is there.
+pub(crate) fn checkpoints(run: &Path) -> Vec<(u64, PathBuf)> {
+    by_step(run, checkpoint_step)
+}
+
+/// Removes the checkpoints of some steps, each before its ranks' parts; and parts up to step `orphans` whose checkpoint
+/// was never finished.
+pub(crate) fn remove_checkpoints(
+    run: &Path,
+    which: impl Fn(u64) -> bool,
+    orphans: u64,
+) -> Result<(), RunError> {
+    let mut kept = HashSet::new();
+    for (step, path) in checkpoints(run) {
+        match which(step) {
+            true => remove(&path)?,
+            false => drop(kept.insert(step)),
+        }
+    }
+    for (step, path) in by_step(run, shard_step) {
+        if which(step) || step <= orphans && !kept.contains(&step) {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file is what a write that was cut short has left of one of ours.
+fn is_left_over(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    if name.starts_with(MARK) {
+        return true;
+    }
+    let Some((file, _)) = name.strip_prefix('.').and_then(|n| n.split_once(".tmp-")) else { return false };
+    let step = checkpoint_step(OsStr::new(file)).or_else(|| shard_step(OsStr::new(file)));
+    FILES.contains(&file) || step.is_some()
+}
+
 /// How a `config.toml` written by this module starts. No other folder is ever taken for a run.
-const MARK: &str = "# birkhoff run";
+const TITLE: &str = "# birkhoff run";
 
 /// What is wrong with a run folder or a file in it, in one line.
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +220,9 @@ impl RunFolder {
         fs::create_dir_all(path).map_err(io_error(path, "create the folder"))?;
         let mut empty = true;
         for entry in fs::read_dir(path).map_err(io_error(path, "list the folder"))? {
-            empty &= entry.map_err(io_error(path, "list the folder"))?.file_name() == OsStr::new(LOCK);
+            let name = entry.map_err(io_error(path, "list the folder"))?.file_name();
+            // a kill at the very start leaves the beginning of a file
+            empty &= name == OsStr::new(LOCK) || is_left_over(&name);
         }
         if !empty && !Self::is_run(path) {
             return Err(RunError::NotARun(name));
@@ -183,8 +242,8 @@ impl RunFolder {
     /// Whether a folder is a run's: it has a configuration written by this module.
     pub fn is_run(path: &Path) -> bool {
         let mut start = Vec::new();
-        let read = File::open(path.join(CONFIG)).map(|f| f.take(MARK.len() as u64).read_to_end(&mut start));
-        matches!(read, Ok(Ok(_))) && start == MARK.as_bytes()
+        let read = File::open(path.join(CONFIG)).map(|f| f.take(TITLE.len() as u64).read_to_end(&mut start));
+        matches!(read, Ok(Ok(_))) && start == TITLE.as_bytes()
     }
 
     /// Opens a run to go on with it. Nothing is changed before [`RunFolder::rewind`].
@@ -208,9 +267,11 @@ impl RunFolder {
     /// leaves a run that can be taken back again.
     pub fn rewind(&self, config: &Config, step: u64, lines: u64) -> Result<(), RunError> {
         remove(&self.summary_path())?;
-        for (_, path) in self.checkpoints().into_iter().rev().filter(|(s, _)| *s > step) {
-            remove(&path)?;
+        // the newest first: a crash in between leaves no gap
+        for (newer, _) in self.checkpoints().into_iter().rev().filter(|(s, _)| *s > step) {
+            remove_checkpoints(&self.path, |s| s == newer, 0)?;
         }
+        remove_checkpoints(&self.path, |s| s > step, step)?;
         self.remove_snapshots(|s| s > step)?;
         self.remove_left_overs()?;
         cut_lines(&self.metrics_path(), lines)?;
@@ -255,9 +316,7 @@ impl RunFolder {
             remove(&self.path.join(name))?;
         }
         self.remove_snapshots(|_| true)?;
-        for (_, path) in self.checkpoints() {
-            remove(&path)?;
-        }
+        remove_checkpoints(&self.path, |_| true, 0)?;
         // not empty: not ours alone
         let _ = fs::remove_dir(self.path.join(CHECKPOINTS));
         self.remove_left_overs()?;
@@ -272,12 +331,7 @@ impl RunFolder {
     fn remove_left_overs(&self) -> Result<(), RunError> {
         for folder in [self.path.clone(), self.path.join(CHECKPOINTS)] {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-                let name = entry.file_name();
-                let Some((file, _)) = name.to_str().and_then(|n| n.strip_prefix('.')?.split_once(".tmp-"))
-                else {
-                    continue;
-                };
-                if FILES.contains(&file) || checkpoint_step(OsStr::new(file)).is_some() {
+                if is_left_over(&entry.file_name()) {
                     remove(&entry.path())?;
                 }
             }
@@ -288,7 +342,7 @@ impl RunFolder {
     fn write_config(&self, config: &Config) -> Result<(), RunError> {
         let version = env!("CARGO_PKG_VERSION");
         let text = format!(
-            "{MARK}, written by birkhoff {version}: the complete configuration\n\n{}",
+            "{TITLE}, written by birkhoff {version}: the complete configuration\n\n{}",
             config.to_toml()?
         );
         write_atomic(&self.config_path(), |w| w.write_all(text.as_bytes()))

@@ -1,4 +1,5 @@
 use super::*;
+use crate::train::store::Store;
 use serde_json::json;
 
 fn names(path: &Path) -> Vec<String> {
@@ -91,6 +92,20 @@ fn folders_of_others_are_never_touched() {
 }
 
 #[test]
+fn what_a_kill_left_of_the_first_file_is_no_obstacle() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    fs::write(dir.path().join(".config.toml.tmp-77"), "# birkh").expect("file");
+    let run = RunFolder::create(dir.path(), false).expect("create");
+    assert_eq!(run.notice(), None);
+    run.begin(&Config::default()).expect("begin");
+    drop(run);
+    assert_eq!(names(dir.path()), [CONFIG]);
+    let other = tempfile::tempdir().expect("temp dir");
+    fs::write(other.path().join(".notes.tmp-77"), "").expect("file");
+    assert!(RunFolder::create(other.path(), false).is_err(), "someone else's");
+}
+
+#[test]
 fn one_process_trains_into_a_folder() {
     let dir = tempfile::tempdir().expect("temp dir");
     let first = RunFolder::create(dir.path(), false).expect("first");
@@ -143,4 +158,36 @@ fn links_and_devices_survive_a_write() {
     assert_eq!(fs::read(&file).expect("file"), b"new");
     write_atomic(Path::new("/dev/null"), |w| w.write_all(b"gone")).expect("device");
     assert!(!fs::metadata("/dev/null").expect("device").is_file());
+}
+
+#[test]
+fn checkpoints_of_several_ranks_go_whole() {
+    let dir = tempfile::tempdir().expect("temp dir");
+    let run = RunFolder::create(dir.path(), false).expect("create");
+    run.begin(&Config::default()).expect("begin");
+    let folder = dir.path().join(CHECKPOINTS);
+    fs::create_dir(&folder).expect("folder");
+    let touch = |name: &str| fs::write(folder.join(name), "").expect("file");
+    let there = || {
+        let all = names(&folder).into_iter();
+        all.map(|n| n.trim_end_matches(".safetensors").replace("step-00000", "")).collect::<Vec<_>>()
+    };
+    for step in [10, 20, 30] {
+        touch(&checkpoint_name(step));
+        (0..2).for_each(|rank| touch(&shard_name(step, rank, 2)));
+    }
+    // never finished; the last one may be in the making
+    touch(&shard_name(25, 1, 2));
+    touch(&shard_name(40, 1, 2));
+    touch("step-000000020-1-of-2.safetensors");
+    assert_eq!(shard_step(OsStr::new("step-000000020-1-of-2.safetensors")), None, "not ours");
+    assert_eq!(shard_step(OsStr::new(&shard_name(20, 1, 2))), Some(20));
+    run.store().expect("store").prune(2).expect("prune");
+    let two = ["0020-00000-of-00002", "0020-00001-of-00002", "0020-1-of-2", "0020"];
+    let three = ["0030-00000-of-00002", "0030-00001-of-00002", "0030"];
+    assert_eq!(there(), [&two[..], &three, &["0040-00001-of-00002"]].concat());
+    run.rewind(&Config::default(), 20, 0).expect("rewind");
+    assert_eq!(there(), two);
+    run.begin(&Config::default()).expect("begin");
+    assert_eq!(there(), ["0020-1-of-2"]);
 }

@@ -49,6 +49,8 @@ struct TableGrad {
     table: Tensor,
     grad: Tensor,
     index: SparseInputs,
+    /// `[N + 1]`, how often the rows before each occur in the step.
+    occurrences: Tensor,
 }
 
 /// What the update is made of.
@@ -71,7 +73,7 @@ struct Backward {
 pub fn training_step(model: Model, cfg: &TrainConfig) -> TrainingStep {
     let backward = match cfg.accumulate {
         1 => one_batch(model),
-        k => many_batches(&model, k, None),
+        k => many_batches(&model, k, None, false),
     };
     update(backward, cfg, None)
 }
@@ -81,7 +83,8 @@ pub fn training_step(model: Model, cfg: &TrainConfig) -> TrainingStep {
 /// # Panics
 /// If the model was built with index inputs.
 pub fn training_step_over(model: &Model, cfg: &TrainConfig, ranks: &Ranks) -> TrainingStep {
-    update(many_batches(model, cfg.accumulate, Some(ranks)), cfg, Some(ranks))
+    let counts = cfg.embedding_l2 > 0.0 && cfg.embedding_l2_frequency;
+    update(many_batches(model, cfg.accumulate, Some(ranks), counts), cfg, Some(ranks))
 }
 
 fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> TrainingStep {
@@ -95,8 +98,7 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
     for t in &mut tables {
         if cfg.embedding_l2 > 0.0 {
             let (lambda, by_frequency) = (cfg.embedding_l2, cfg.embedding_l2_frequency);
-            let s = t.index;
-            t.grad = g.row_l2(lambda, by_frequency, t.table, t.grad, s.unique, s.segments, hyper);
+            t.grad = g.row_l2(lambda, by_frequency, t.table, t.grad, t.index.unique, t.occurrences, hyper);
         }
         g.name(t.grad, format!("d {}", t.name));
     }
@@ -183,7 +185,13 @@ fn one_batch(model: Model) -> Backward {
     for (p, grad) in params.iter().zip(grads) {
         if p.is_table() {
             let index = indices.next().expect("one index a table");
-            tables.push(TableGrad { name: p.name.clone(), table: p.tensor, grad, index });
+            tables.push(TableGrad {
+                name: p.name.clone(),
+                table: p.tensor,
+                grad,
+                index,
+                occurrences: index.segments,
+            });
         } else {
             dense.push(grad);
         }
@@ -191,11 +199,12 @@ fn one_batch(model: Model) -> Backward {
     Backward { graph, params, loss, dense, tables, exchange: None, arrived: None }
 }
 
-fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
+fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) -> Backward {
     assert!(model.sparse.is_empty(), "of several batches there is one index, over all of them");
     let mut g = Graph::new();
     let names: Vec<String> = model.params.iter().filter(|p| p.is_table()).map(|p| p.name.clone()).collect();
-    let exchange = ranks.map(|r| r.exchange(model.gathers.iter().map(|t| k * t.ids).collect(), "step."));
+    let exchange =
+        ranks.map(|r| r.exchange(model.gathers.iter().map(|t| k * t.ids).collect(), counts, "step."));
     let working: Vec<(String, Tensor)> = match &exchange {
         None => vec![],
         Some(e) => {
@@ -262,17 +271,25 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>) -> Backward {
         None => {
             for (p, (grad, index)) in params.iter().filter(|p| p.is_table()).zip(table_grads) {
                 let grad = g.div(grad, weight);
-                tables.push(TableGrad { name: p.name.clone(), table: p.tensor, grad, index });
+                tables.push(TableGrad {
+                    name: p.name.clone(),
+                    table: p.tensor,
+                    grad,
+                    index,
+                    occurrences: index.segments,
+                });
             }
         }
         Some(e) => {
             let grads: Vec<Tensor> = table_grads.iter().map(|t| t.0).collect();
             let (own, token) = e.push(&mut g, &names, &grads);
             arrived = Some(token);
-            for (piece, (table, grad, index)) in e.own().iter().zip(own) {
+            for (i, (piece, (table, grad, index))) in e.own().iter().zip(own).enumerate() {
                 let grad = g.div(grad, weight);
                 let name = piece.state_name(&names[piece.table()]);
-                tables.push(TableGrad { name, table, grad, index });
+                // of all ranks; the index has one entry a rank
+                let occurrences = e.occurrences(&mut g, i).unwrap_or(index.segments);
+                tables.push(TableGrad { name, table, grad, index, occurrences });
             }
         }
     }

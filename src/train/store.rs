@@ -1,13 +1,14 @@
 //! Where a run's files go: a folder on disk, or memory (a browser tab).
 
-use super::checkpoint::{self, CheckpointMeta, TensorRef};
+use super::checkpoint::{self, CheckpointMeta, Fill, TensorRef, TensorSpec};
 use super::run::{
-    CHECKPOINTS, MetricsLog, RunFolder, SNAPSHOTS, SUMMARY, WEIGHTS, checkpoint_name, write_atomic,
+    CHECKPOINTS, MARK, MetricsLog, RunFolder, SNAPSHOTS, SUMMARY, WEIGHTS, checkpoint_name, checkpoints,
+    remove_checkpoints, shard_name, write_atomic,
 };
+use super::sharded::Shard;
 #[cfg(not(target_arch = "wasm32"))]
 use super::tensorboard::{self, EventFile};
 use crate::diagnose::Snapshot;
-#[cfg(not(target_arch = "wasm32"))]
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -42,6 +43,52 @@ pub trait Store {
     /// Records so far.
     fn lines(&self) -> u64 {
         0
+    }
+    /// A word by which the store of another rank can tell whether it sees the same folder, until [`Store::unmark`].
+    fn mark(&mut self) -> anyhow::Result<Option<String>> {
+        Ok(None)
+    }
+    /// Takes the mark away.
+    fn unmark(&mut self, _mark: &str) {}
+    /// Whether the folder is that of the store that was marked so.
+    fn sees(&self, _mark: &str) -> bool {
+        false
+    }
+    /// What lies on one of several ranks of the checkpoint `meta.step`; it counts once the checkpoint itself is there,
+    /// which names the returned file.
+    fn shard(
+        &mut self,
+        _rank: usize,
+        _world: usize,
+        _tensors: &[TensorRef<'_>],
+        _meta: &CheckpointMeta,
+    ) -> anyhow::Result<Shard> {
+        anyhow::bail!("no place for checkpoints")
+    }
+    /// [`Store::weights`] of [`Weights::Best`], that come in parts: see [`checkpoint::save_parts`].
+    fn parts(
+        &mut self,
+        tensors: &[TensorSpec],
+        meta: &CheckpointMeta,
+        fill: &mut Fill<'_>,
+    ) -> anyhow::Result<()> {
+        let mut all: Vec<f32> = vec![];
+        fill(&mut |data| {
+            all.extend_from_slice(data);
+            Ok(())
+        })?;
+        let mut sorted: Vec<&TensorSpec> = tensors.iter().collect();
+        sorted.sort_by_key(|t| &t.name);
+        let mut rest = &all[..];
+        let refs: Vec<TensorRef<'_>> = sorted
+            .iter()
+            .map(|t| {
+                let (data, tail) = rest.split_at(t.shape.iter().product());
+                rest = tail;
+                TensorRef { name: &t.name, shape: &t.shape, data }
+            })
+            .collect();
+        self.weights(Weights::Best, &refs, meta)
     }
     /// Removes all checkpoints but the newest `keep`.
     fn prune(&mut self, _keep: usize) -> anyhow::Result<()> {
@@ -117,12 +164,42 @@ impl Store for FolderStore {
     }
 
     fn prune(&mut self, keep: usize) -> anyhow::Result<()> {
-        let all = super::run::checkpoints(&self.path);
-        for (_, path) in &all[..all.len().saturating_sub(keep)] {
-            std::fs::remove_file(path)
-                .map_err(|e| anyhow::anyhow!("{}: cannot remove: {e}", path.display()))?;
-        }
-        Ok(())
+        let all = checkpoints(&self.path);
+        let Some((newest, _)) = all.last() else { return Ok(()) };
+        let gone: Vec<u64> = all[..all.len().saturating_sub(keep)].iter().map(|c| c.0).collect();
+        Ok(remove_checkpoints(&self.path, |step| gone.contains(&step), *newest)?)
+    }
+
+    fn mark(&mut self) -> anyhow::Result<Option<String>> {
+        let now = web_time::SystemTime::now().duration_since(web_time::UNIX_EPOCH).unwrap_or_default();
+        let mark = format!("{MARK}{}-{}", std::process::id(), now.as_nanos());
+        make_folder(&self.path.join(CHECKPOINTS))?;
+        write_atomic(&self.path.join(CHECKPOINTS).join(&mark), |_| Ok(()))?;
+        Ok(Some(mark))
+    }
+
+    fn unmark(&mut self, mark: &str) {
+        // one that stays is removed when the run goes on
+        let _ = std::fs::remove_file(self.path.join(CHECKPOINTS).join(mark));
+    }
+
+    fn shard(
+        &mut self,
+        rank: usize,
+        world: usize,
+        tensors: &[TensorRef<'_>],
+        meta: &CheckpointMeta,
+    ) -> anyhow::Result<Shard> {
+        save_shard(&self.path, rank, world, tensors, meta)
+    }
+
+    fn parts(
+        &mut self,
+        tensors: &[TensorSpec],
+        meta: &CheckpointMeta,
+        fill: &mut Fill<'_>,
+    ) -> anyhow::Result<()> {
+        checkpoint::save_parts(&self.path.join(WEIGHTS), tensors, meta, fill)
     }
 
     fn record(&mut self, record: &serde_json::Value) -> anyhow::Result<()> {
@@ -145,7 +222,8 @@ impl Store for FolderStore {
         if let (Weights::Checkpoint, Some(folder)) = (which, path.parent()) {
             make_folder(folder)?;
         }
-        Ok(checkpoint::save(&path, tensors, meta)?)
+        checkpoint::save(&path, tensors, meta)?;
+        Ok(())
     }
 
     fn snapshot(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
@@ -168,11 +246,48 @@ impl Store for FolderStore {
     }
 }
 
-/// Nowhere: for ranks that keep no files.
-#[derive(Debug, Default)]
-pub struct NoStore;
+fn save_shard(
+    run: &Path,
+    rank: usize,
+    world: usize,
+    tensors: &[TensorRef<'_>],
+    meta: &CheckpointMeta,
+) -> anyhow::Result<Shard> {
+    let file = shard_name(meta.step, rank, world);
+    let sum = checkpoint::save(&run.join(CHECKPOINTS).join(&file), tensors, meta)?;
+    Ok(Shard { file, sum: format!("{sum:016x}") })
+}
 
-impl Store for NoStore {
+/// Nowhere but for its parts of checkpoints: a rank of which the first one keeps the run's files. Where it sees their
+/// folder, it writes its parts there; else they go by way of the first.
+#[derive(Debug, Default)]
+pub struct BesideStore {
+    run: Option<PathBuf>,
+}
+
+impl BesideStore {
+    /// Beside the rank that keeps the folder `run`.
+    pub fn new(run: &Path) -> Self {
+        BesideStore { run: Some(run.to_owned()) }
+    }
+}
+
+impl Store for BesideStore {
+    fn sees(&self, mark: &str) -> bool {
+        self.run.as_ref().is_some_and(|run| run.join(CHECKPOINTS).join(mark).exists())
+    }
+
+    fn shard(
+        &mut self,
+        rank: usize,
+        world: usize,
+        tensors: &[TensorRef<'_>],
+        meta: &CheckpointMeta,
+    ) -> anyhow::Result<Shard> {
+        let run = self.run.as_ref().context("no place for checkpoints")?;
+        save_shard(run, rank, world, tensors, meta)
+    }
+
     fn record(&mut self, _: &serde_json::Value) -> anyhow::Result<()> {
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload_step};
 use super::nan::Watched;
 use super::progress::Progress;
 use super::ranks::{Exchange, Ranks};
-use super::resume::{StateTensors, state_tensors};
+use super::save::{StateTensors, state_tensors};
 use super::schedule::{Decay, Schedule};
 use super::step::{GUARD, HYPER, RUNNING, check_overrides, hyper, slots, training_step, training_step_over};
 use super::store::Store;
@@ -25,7 +25,7 @@ use crate::diagnose::ModelCard;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
 use crate::model::params::Param;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use web_time::Instant;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -61,6 +61,8 @@ pub struct Trainer {
     tally: Tally,
     /// Whether the run's store keeps checkpoints: that of the first rank, which all help to make.
     pub(super) keeps: bool,
+    /// Which ranks write their parts of checkpoints there themselves.
+    pub(super) sees: Vec<bool>,
     /// Whether the run ends with this step.
     pub(super) stopping: bool,
     /// Where every operation's result is looked at.
@@ -96,14 +98,7 @@ impl Trainer {
         let t = &cfg.train;
         let step = match &ranks {
             None => training_step(inputs.model(cfg, t.batch, true)?, t),
-            Some(r) => {
-                if t.embedding_l2 > 0.0 && t.embedding_l2_frequency {
-                    bail!(
-                        "train.embedding_l2_frequency counts a row's occurrences, which several ranks do not know; set it to false, or train with one rank"
-                    );
-                }
-                training_step_over(&inputs.model_without_index(cfg, t.batch)?, t, r)
-            }
+            Some(r) => training_step_over(&inputs.model_without_index(cfg, t.batch)?, t, r),
         };
         check_overrides(&step.params, t)?;
         let mut card = model_card(&cfg.model, &step, t.batch);
@@ -168,6 +163,7 @@ impl Trainer {
             exchange: step.exchange,
             tally: Tally::default(),
             keeps: false,
+            sees: vec![],
             stopping: false,
             watched: None,
         })
@@ -286,6 +282,7 @@ impl Trainer {
         self.keeps = store.keeps_checkpoints();
         if let Some(r) = &self.ranks {
             self.keeps = r.largest(u64::from(self.keeps))? == 1;
+            self.sees = if self.keeps { r.who_sees(store)? } else { vec![] };
         }
         store.file(run::MODEL, &serde_json::to_vec_pretty(&self.card)?)?;
         let mut diagnoser = Diagnoser::new(
