@@ -317,6 +317,27 @@ fn another_number_of_ranks_goes_on() {
     assert!((end.metrics.logloss - summary.metrics.logloss).abs() < 1e-5);
 }
 
+/// What rounding took away is a part of the state: stopped and gone on with, the losses are the same to the last bit.
+#[test]
+fn rounding_is_remembered() {
+    let world = world(640, 155);
+    let cfg = config(&["train.batch=16"]);
+    let dense = DenseOptions { bucket: 16 << 10, wire: Wire::Int8, ..DenseOptions::default() };
+    let options = RankOptions { dense, ..RankOptions::default() };
+    let train = |name: &str, leave| {
+        let run = world.dir.path().join(name);
+        if !run.exists() {
+            RunFolder::create(&run, false).unwrap().begin(&cfg).unwrap();
+        }
+        world.many(&cfg, &Device::Cpu, 2, in_turn, &options, Some(&run), leave)[0].0.clone()
+    };
+    let whole = train("whole", None);
+    let mut parts = train("parts", Some(8));
+    assert_eq!(parts.len(), 9);
+    parts.extend(train("parts", None));
+    assert_eq!(parts, whole);
+}
+
 /// What lies in a run's newest checkpoint, as one file, by name.
 fn gathered(run: &Path) -> (u64, Vec<(TensorSpec, Vec<f32>)>) {
     let file = run.join("gathered.safetensors");

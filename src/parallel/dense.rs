@@ -32,6 +32,33 @@ impl Signals {
     }
 }
 
+/// What rounding took away from a rank's gradients, bucket by bucket, to be added the next time (error feedback). Empty where
+/// nothing is rounded.
+#[derive(Debug, Default)]
+pub struct Feedback(Mutex<Vec<(usize, Arc<Mutex<Vec<f32>>>)>>);
+
+impl Feedback {
+    /// That of one more bucket of `len` values.
+    fn bucket(&self, len: usize) -> Arc<Mutex<Vec<f32>>> {
+        let lost: Arc<Mutex<Vec<f32>>> = Arc::new(Mutex::new(vec![0.0; len]));
+        lock(&self.0).push((len, lost.clone()));
+        lost
+    }
+
+    /// Each bucket's. Only between steps.
+    pub fn values(&self) -> Vec<Vec<f32>> {
+        lock(&self.0).iter().map(|(_, lost)| lock(lost).clone()).collect()
+    }
+
+    /// Takes up [`Feedback::values`] of before. Where the buckets were others they cannot be used.
+    pub fn restore(&self, values: Vec<Vec<f32>>) {
+        let buckets = lock(&self.0);
+        if buckets.iter().map(|b| b.0).eq(values.iter().map(Vec::len)) {
+            buckets.iter().zip(values).for_each(|((_, lost), v)| *lock(lost) = v);
+        }
+    }
+}
+
 /// The sum over ranks of all its inputs, as one operation.
 #[derive(Debug)]
 struct AllReduce {
@@ -40,7 +67,7 @@ struct AllReduce {
     /// Whether to go on while it runs.
     overlap: bool,
     signals: Option<Arc<Signals>>,
-    /// What rounding took away, if the wire rounds.
+    /// What rounding took away; empty if the wire does not round.
     lost: Arc<Mutex<Vec<f32>>>,
 }
 
@@ -76,10 +103,7 @@ impl HostWork for AllReduce {
         if let Some(s) = &self.signals {
             data.extend_from_slice(&*lock(&s.mine));
         }
-        let mut lost = std::mem::take(&mut *lock(&self.lost));
-        if !self.wire.is_exact() {
-            lost.resize(data.len(), 0.0);
-        }
+        let lost = std::mem::take(&mut *lock(&self.lost));
         let handle = self.comm.all_reduce_wire_start(data, self.wire, lost);
         let reducing = Reducing { handle, lengths, signals: self.signals.clone(), lost: self.lost.clone() };
         match self.overlap {
@@ -136,12 +160,14 @@ pub fn all_reduce_small(
     g.host(Arc::new(work), values)
 }
 
-/// Appends the sums over ranks of gradients, in buckets, in the order in which the backward pass makes them.
+/// Appends the sums over ranks of gradients, in buckets, in the order in which the backward pass makes them. What rounding
+/// takes away of them is in `feedback` between steps.
 pub fn all_reduce_gradients(
     g: &mut Graph,
     comm: &Communicator,
     grads: &[Tensor],
     options: &DenseOptions,
+    feedback: &Feedback,
 ) -> Vec<Tensor> {
     let mut order: Vec<usize> = (0..grads.len()).collect();
     // values are numbered in the order of the nodes that make them
@@ -162,7 +188,7 @@ pub fn all_reduce_gradients(
             wire: options.wire,
             overlap: options.overlap,
             signals: None,
-            lost: Arc::default(),
+            lost: if options.wire.is_exact() { Arc::default() } else { feedback.bucket(bytes / 4) },
         };
         for (i, sum) in order[first..at].iter().zip(g.host(Arc::new(work), &bucket)) {
             out[*i] = sum;

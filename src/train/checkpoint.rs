@@ -41,11 +41,13 @@ impl CheckpointError {
     }
 
     /// For another rank, which makes it of them again.
+    #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn to_words(&self) -> Vec<u8> {
         [&[u8::from(self.damaged)], self.path.as_bytes(), b"\0", self.message.as_bytes()].concat()
     }
 
     /// The reverse.
+    #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn from_words(words: &[u8]) -> Self {
         let text = String::from_utf8_lossy(words.get(1..).unwrap_or_default()).into_owned();
         let (path, message) = text.split_once('\0').unwrap_or_default();

@@ -10,7 +10,7 @@ use crate::data::metrics::MetricsAccumulator;
 use crate::graph::exec::Program;
 use crate::graph::{Graph, Tensor};
 use crate::model::params::Param;
-use crate::parallel::dense::{DenseOptions, Signals, all_reduce_gradients, all_reduce_small};
+use crate::parallel::dense::{DenseOptions, Feedback, Signals, all_reduce_gradients, all_reduce_small};
 use crate::parallel::layout::{Layout, Piece};
 use anyhow::bail;
 use std::sync::Arc;
@@ -37,6 +37,7 @@ pub struct Ranks {
     pub(super) layout: Arc<Layout>,
     options: RankOptions,
     signals: Arc<Signals>,
+    pub(super) feedback: Arc<Feedback>,
 }
 
 impl Ranks {
@@ -49,7 +50,14 @@ impl Ranks {
             bail!("the plan is for {} ranks, {} were started", layout.world, comm.world());
         }
         let tables = comm.split(Some(0), comm.rank() as u32)?.expect("every rank has the same color");
-        Ok(Ranks { comm, tables, layout: layout.into(), options, signals: Arc::default() })
+        Ok(Ranks {
+            comm,
+            tables,
+            layout: layout.into(),
+            options,
+            signals: Arc::default(),
+            feedback: Arc::default(),
+        })
     }
 
     /// This rank.
@@ -90,7 +98,7 @@ impl Ranks {
 
     /// The sums over ranks of dense gradients.
     pub(super) fn sum_of_gradients(&self, g: &mut Graph, grads: &[Tensor]) -> Vec<Tensor> {
-        all_reduce_gradients(g, &self.comm, grads, &self.options.dense)
+        all_reduce_gradients(g, &self.comm, grads, &self.options.dense, &self.feedback)
     }
 
     /// A forward graph whose tables are read from where they lie: the graph, and where each of the model's values is in it.

@@ -4,7 +4,7 @@
 use super::checkpoint::{CheckpointError, CheckpointMeta, TensorRef, TensorSpec};
 use super::ranks::Ranks;
 use super::save::StateTensors;
-use super::sharded::{Checkpoint, Part, Shard, part_spec};
+use super::sharded::{Checkpoint, FEEDBACK, Part, Shard, part_spec};
 use super::store::Store;
 use crate::graph::exec::State;
 use crate::model::params::Param;
@@ -152,9 +152,15 @@ impl Ranks {
         let mine: Vec<Vec<TensorSpec>> = held.iter().map(specs).collect();
         let mut sum = 0;
         let mut shards = vec![None; world];
-        if sees[me] && !held.is_empty() {
+        let lost = self.feedback.values();
+        let own: Vec<TensorSpec> =
+            lost.iter().enumerate().map(|(i, v)| self.feedback_spec(i, v.len())).collect();
+        if sees[me] && !(held.is_empty() && lost.is_empty()) {
             let all = held.iter().zip(&mine).zip(&values);
-            let refs: Vec<TensorRef<'_>> = all.flat_map(|((h, s), v)| h.refs(s, v)).collect();
+            let refs = all.flat_map(|((h, s), v)| h.refs(s, v));
+            let lost =
+                own.iter().zip(&lost).map(|(s, v)| TensorRef { name: &s.name, shape: &s.shape, data: v });
+            let refs: Vec<TensorRef<'_>> = refs.chain(lost).collect();
             let shard = store.shard(me, world, &refs, meta)?;
             sum = u64::from_str_radix(&shard.sum, 16)?;
             shards[me] = Some(shard);
@@ -320,6 +326,11 @@ impl Ranks {
                 state.set(&h.name, &values)?;
             }
         }
+        if let Some(c) = &mut from {
+            let name = |i| self.feedback_name(i);
+            let there: Vec<String> = (0..).map(name).take_while(|n| c.has(n)).collect();
+            self.feedback.restore(there.iter().map(|n| c.whole(n)).collect::<Result<_, _>>()?);
+        }
         for rank in (1..world).filter(|r| sees[*r] == 0 && [0, *r].contains(&me)) {
             for h in self.held(rank, params, saved) {
                 match &mut from {
@@ -333,6 +344,16 @@ impl Ranks {
             }
         }
         Ok(None)
+    }
+
+    /// What rounding took away of a bucket is of use to the same rank of as many.
+    fn feedback_name(&self, bucket: usize) -> String {
+        format!("{FEEDBACK}{bucket}.rank{}of{}", self.rank(), self.world())
+    }
+
+    fn feedback_spec(&self, bucket: usize, len: usize) -> TensorSpec {
+        let whole = TensorSpec { name: self.feedback_name(bucket), shape: vec![len] };
+        part_spec(&whole, &Part { rows: 0..len, columns: 0..1 })
     }
 
     /// The first rank's error, if any has one, on all.

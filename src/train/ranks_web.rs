@@ -45,6 +45,9 @@ impl Piece {
 
 #[allow(missing_docs)]
 impl Exchange {
+    pub fn occurrences(&self, _: &mut Graph, _: usize) -> Option<Tensor> {
+        match *self {}
+    }
     pub fn own(&self) -> &[Piece] {
         match *self {}
     }

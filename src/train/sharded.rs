@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+#[cfg(not(target_arch = "wasm32"))]
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -28,6 +29,9 @@ use super::run::shard_step;
 
 /// The key of [`Shard`]s in the metadata of the first file.
 pub(super) const SHARDS: &str = "shards";
+
+/// How names of what belongs to one of several ranks begin, which no model has: rounding that error feedback will add.
+pub(super) const FEEDBACK: &str = "feedback.";
 
 /// Values read at a time where only a part of each is wanted.
 const STRETCH: usize = 1 << 18;
@@ -67,6 +71,7 @@ impl Part {
 }
 
 /// The name and shape of a part of a tensor in a file.
+#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn part_spec(tensor: &TensorSpec, part: &Part) -> TensorSpec {
     let (mut name, mut shape) = (tensor.name.clone(), tensor.shape.clone());
     let _ = write!(name, "[{}..{}", part.rows.start, part.rows.end);
@@ -263,13 +268,20 @@ impl Checkpoint {
         self.tensors.iter().map(spec).collect()
     }
 
-    /// That exactly the tensors of `expected` are there.
+    /// That exactly the tensors of `expected` are there, what is a rank's own apart.
     ///
     /// # Errors
     /// If they are not.
     pub fn check(&self, expected: &[TensorSpec]) -> Result<(), CheckpointError> {
-        let found: Vec<_> = self.tensors.iter().map(|(n, t)| (n.as_str(), t.dtype, &t.shape[..])).collect();
+        let models = self.tensors.iter().filter(|(n, _)| !n.starts_with(FEEDBACK));
+        let found: Vec<_> = models.map(|(n, t)| (n.as_str(), t.dtype, &t.shape[..])).collect();
         Reader { path: &self.pieces[0].path }.check(&found, expected)
+    }
+
+    /// Whether it has a tensor.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn has(&self, tensor: &str) -> bool {
+        self.tensors.contains_key(tensor)
     }
 
     /// Reads the data of some of the files, numbered from 0, against their checksums.
