@@ -94,6 +94,51 @@ fn two_hosts_train_as_one() {
     job.assert_nobody_left();
 }
 
+/// `tools/netns.sh` with a link of 50 Mbit/s; `None` where it cannot be had here.
+fn tool(delay: &str, argv: &[&str]) -> Option<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut c = Command::new("sh");
+    c.arg(root.join("tools/netns.sh")).args(argv).env("RATE", "50mbit").env("DELAY", delay);
+    let c = c.env("BIRKHOFF", env!("CARGO_BIN_EXE_birkhoff")).env("BYTES", "2000000");
+    let o = c.output().unwrap();
+    let err = String::from_utf8_lossy(&o.stderr);
+    if o.status.code() == Some(3) {
+        println!("SKIP: {err}");
+        return None;
+    }
+    assert!(o.status.success(), "{err}");
+    Some(String::from_utf8_lossy(&o.stdout).into_owned())
+}
+
+/// With and without netem: the delay is there, each way, and training over it comes to the same.
+#[test]
+fn a_link_can_have_a_delay() {
+    let measured = |delay: &str| {
+        let said = tool(delay, &["check"])?;
+        println!("{}", said.trim());
+        let numbers = said.split(' ').filter_map(|w| w.parse::<f64>().ok()).collect::<Vec<_>>();
+        let [trip, rate] = numbers[..] else { panic!("{said}") };
+        assert!(rate > 2.0 && rate < 55.0, "{said}");
+        Some(trip)
+    };
+    let Some(trip) = measured("0ms") else { return };
+    assert!(trip < 10.0, "{trip}");
+    let Some(trip) = measured("12.5ms") else { return };
+    assert!((25.0..60.0).contains(&trip), "{trip}");
+
+    let job = Job::new(200);
+    let here = Run(job.path("here"));
+    let sets = ["train.batch=16"];
+    let (code, err) = job.launch(&["--nproc", "2"], &job.training(&here.0, &sets)).end();
+    assert_eq!(code, Some(0), "{err}");
+    let run = Run(job.path("run"));
+    let argv = job.training(&run.0, &sets);
+    let words: Vec<&str> = ["run"].into_iter().chain(argv[1..].iter().map(String::as_str)).collect();
+    let Some(_) = tool("10ms", &words) else { return };
+    run.assert_same(&here, "over a link with a delay");
+    job.assert_nobody_left();
+}
+
 /// The link fails: every rank, on either side, ends within the timeout, and says which rank it lost.
 #[test]
 fn a_cut_link_ends_every_rank() {
