@@ -359,7 +359,10 @@ impl Transport for Tcp {
     fn abort(&self, why: &str, for_good: bool) {
         let health = &self.shared.health;
         health.fail(Failure::new(self.members[self.rank], Cause::stopped(for_good), why));
-        health.linger();
+        // of a rank that was lost the others hear in any case, and it may never answer
+        if health.down().is_some_and(|f| f.cause != Cause::Lost) {
+            health.linger();
+        }
     }
 
     fn finish(&self) {
