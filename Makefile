@@ -66,6 +66,7 @@ test-web: ## The page in a headless Chromium; skipped with a line where browser,
 .PHONY: lint
 lint: toolchain ## Formatting, and clippy without a warning
 	$(CARGO) fmt --all --check
+	rustfmt --edition 2024 --check tools/netns_delay.rs
 	$(CARGO) clippy --release --locked -p birkhoff -p birkhoff-web --features $$(sh tools/setup.sh features) --all-targets -- -D warnings
 	$(CARGO) check --release --locked
 

@@ -3,7 +3,7 @@
 
 mod program;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -92,6 +92,105 @@ fn two_hosts_train_as_one() {
     }
     run.assert_same(&here, "on two hosts");
     job.assert_nobody_left();
+}
+
+/// `tools/netns.sh` with a link of 50 Mbit/s; `None` where it cannot be had here.
+fn tool(delay: &str, argv: &[&str]) -> Option<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut c = Command::new("sh");
+    c.arg(root.join("tools/netns.sh")).args(argv).env("RATE", "50mbit").env("DELAY", delay);
+    let c = c.env("BIRKHOFF", env!("CARGO_BIN_EXE_birkhoff")).env("BYTES", "2000000");
+    let o = c.output().unwrap();
+    let err = String::from_utf8_lossy(&o.stderr);
+    if o.status.code() == Some(3) {
+        println!("SKIP: {err}");
+        return None;
+    }
+    assert!(o.status.success(), "{err}");
+    Some(String::from_utf8_lossy(&o.stdout).into_owned())
+}
+
+/// With and without netem: the delay is there, each way, and training over it comes to the same.
+#[test]
+fn a_link_can_have_a_delay() {
+    let measured = |delay: &str| {
+        let said = tool(delay, &["check"])?;
+        println!("{}", said.trim());
+        let numbers = said.split(' ').filter_map(|w| w.parse::<f64>().ok()).collect::<Vec<_>>();
+        let [trip, rate] = numbers[..] else { panic!("{said}") };
+        assert!(rate > 0.0 && rate < 55.0, "{said}");
+        Some(trip)
+    };
+    let Some(trip) = measured("0ms") else { return };
+    // the median: other work of the machine delays some
+    assert!(trip < 10.0, "{trip}");
+    let Some(trip) = measured("12.5ms") else { return };
+    assert!((25.0..250.0).contains(&trip), "{trip}");
+
+    let job = Job::new(200);
+    let here = Run(job.path("here"));
+    let sets = ["train.batch=16"];
+    let (code, err) = job.launch(&["--nproc", "2"], &job.training(&here.0, &sets)).end();
+    assert_eq!(code, Some(0), "{err}");
+    let run = Run(job.path("run"));
+    let argv = job.training(&run.0, &sets);
+    let words: Vec<&str> = ["run"].into_iter().chain(argv[1..].iter().map(String::as_str)).collect();
+    let Some(_) = tool("10ms", &words) else { return };
+    run.assert_same(&here, "over a link with a delay");
+    job.assert_nobody_left();
+}
+
+/// An `/etc/hosts` of one host: `ip netns exec` puts it in the place of the machine's. Gone when dropped.
+struct Names(PathBuf);
+
+impl Names {
+    fn new(host: &str, text: &str) -> Option<Names> {
+        let names = Names(Path::new("/etc/netns").join(host));
+        let written =
+            std::fs::create_dir_all(&names.0).and_then(|()| std::fs::write(names.0.join("hosts"), text));
+        written.is_ok().then_some(names)
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+        // only if nobody else has something there
+        let _ = std::fs::remove_dir("/etc/netns");
+    }
+}
+
+/// Debian gives a host's own name 127.0.1.1: where others are to come in, rank 0 says so at once instead of waiting there.
+#[test]
+fn a_masters_name_that_is_its_own_loopback_is_refused() {
+    let hosts = match Hosts::new("n") {
+        Ok(h) => h,
+        Err(e) => return println!("SKIP: no network namespaces (root and iproute2 are needed): {e}"),
+    };
+    let Some(_names) = Names::new(&hosts.name(0), "127.0.0.1 localhost\n127.0.1.1 node1.cluster node1\n")
+    else {
+        return println!("SKIP: /etc/netns cannot be written");
+    };
+    let job = Job::new(50);
+    let argv = job.training(&job.path("run"), &["train.batch=8"]);
+    let rank_0 = |local_world: &str, join: &str| {
+        let mut c = hosts.program(0);
+        c.args(&argv).args(["--collective-join-timeout", join]);
+        for (name, value) in [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", local_world)] {
+            c.env(name, value);
+        }
+        c.env("MASTER_ADDR", "node1").env("MASTER_PORT", "29500").env("BIRKHOFF_SECRET", "x");
+        Started::new(&mut c, job.file()).end()
+    };
+    let (code, err) = rank_0("1", "60");
+    let [line] = errors(&err)[..] else { panic!("one line: {err}") };
+    println!("{line}");
+    assert_eq!(code, Some(2), "{line}");
+    let parts = ["MASTER_ADDR \"node1\" is 127.0.1.1 on this host", "/etc/hosts", "--master", ":29500"];
+    assert!(parts.iter().all(|p| line.contains(p)), "{line}");
+    // where all ranks are on this host it will do
+    let (code, err) = rank_0("2", "0.5");
+    assert!(code == Some(75) && err.contains("rank 1 did not join within"), "{code:?} {err}");
 }
 
 /// The link fails: every rank, on either side, ends within the timeout, and says which rank it lost.

@@ -1,9 +1,10 @@
 //! `birkhoff launch`: the same command as several ranks, for those who have no torchrun, Slurm or MPI.
 //!
 //! [`process`] starts processes that cannot outlive the launcher and hears its signals, [`output`] keeps what they print
-//! apart, [`group`] watches them and starts all of them again when one fails, [`work`] knows what that takes.
+//! apart, [`note`] is what they leave when they fail, [`group`] watches them and starts all of them again when one fails, [`work`] knows what that takes.
 
 pub mod group;
+pub mod note;
 pub mod output;
 pub mod process;
 #[cfg(all(test, unix))]

@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -30,8 +31,10 @@ pub mod synth;
 pub mod table;
 pub mod train;
 
+use crate::collective::env::Place;
 use crate::text::error_line;
 use args::{Cli, Command};
+use launch::note::Note;
 
 /// The exit code of every error, in the arguments or later.
 const FAILED: u8 = 2;
@@ -61,16 +64,36 @@ pub fn main() -> ExitCode {
             let code = exit_code(&e);
             let line = error_line(&e);
             if !line.is_empty() && !matches!(code, CLOSED | INTERRUPTED) {
-                eprintln!("error: {line}");
+                report(&e, &line);
             }
             ExitCode::from(code)
         }
     }
 }
 
+/// Says what went wrong: to the launcher where there is one, which shows each reason once, else on stderr.
+fn report(error: &anyhow::Error, line: &str) {
+    use crate::collective::CollectiveError::{self, Join, Setup, Stopped, Unavailable};
+    let place = Place::of_this_process().ok().flatten();
+    let collective = error.chain().find_map(|e| e.downcast_ref::<CollectiveError>());
+    let other = collective
+        .and_then(CollectiveError::because_of)
+        .filter(|rank| place.as_ref().is_some_and(|p| p.rank != *rank));
+    let alone = matches!(collective, Some(Join(_) | Setup(_) | Unavailable { .. }));
+    if (Note { line: line.to_owned(), because_of: other, alone }).leave() {
+        return;
+    }
+    match (other, collective, place) {
+        // it has said so itself, to be read at the same place
+        (Some(rank), Some(Stopped { .. }), Some(p)) if p.local_rank > 0 || p.source == "mpirun" => {
+            eprintln!("error: ended because of rank {rank}");
+        }
+        _ => eprintln!("error: {line}"),
+    }
+}
+
 /// The exit code of an error.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    use crate::collective::CollectiveError::{Damaged, Join, Lost};
     if error.is::<output::StdoutClosed>() {
         return CLOSED;
     }
@@ -81,7 +104,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return failed.code;
     }
     let lost = |e: &(dyn std::error::Error + 'static)| {
-        matches!(e.downcast_ref(), Some(Lost { .. } | Damaged { .. } | Join(_)))
+        e.downcast_ref().is_some_and(crate::collective::CollectiveError::may_pass)
     };
     if error.chain().any(lost) { LOST } else { FAILED }
 }
@@ -134,6 +157,24 @@ fn start_logging() {
         Ok(text) => EnvFilter::try_new(text).unwrap_or_else(|_| quiet()),
         Err(_) => quiet(),
     };
+    let colours = colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     // Fails only where a subscriber is set already; then that one is used.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = log.with_writer(std::io::stderr).try_init();
+}
+
+/// Whether lines of the log are coloured: not in a file or pipe, and not where NO_COLOR (<https://no-color.org>) is set.
+fn colours(terminal: bool, no_color: Option<std::ffi::OsString>) -> bool {
+    terminal && no_color.is_none_or(|v| v.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::colours;
+
+    #[test]
+    fn the_log_is_coloured_on_a_terminal_only() {
+        assert!(colours(true, None) && colours(true, Some("".into())));
+        assert!(!colours(false, None) && !colours(true, Some("1".into())));
+    }
 }

@@ -4,8 +4,9 @@ use super::args::TrainArgs;
 use super::run_args::seconds;
 use crate::collective::connect::{Kind, Options, connect};
 use crate::collective::env::Place;
-use crate::collective::{Communicator, Wire};
+use crate::collective::{CollectiveError, Communicator, Wire};
 use crate::data::{FittedEncoder, input};
+use crate::graph::exec::Device;
 use crate::model::config::{Config, EmbeddingOptimizer};
 use crate::parallel::cost::Cluster;
 use crate::parallel::dense::DenseOptions;
@@ -38,6 +39,9 @@ pub enum Switch {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Several ranks (birkhoff launch, torchrun, mpirun, srun)")]
 pub struct RankArgs {
+    /// Train as several ranks that are threads of this process, without a launcher: rank N takes the N-th of the best GPUs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..))]
+    pub ranks: Option<u8>,
     /// How ranks reach one another: auto, tcp, mpi (needs the feature mpi), nccl (needs the feature nccl and GPUs)
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub collective: Kind,
@@ -99,20 +103,11 @@ pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
     {
         ensure!(
             r.plan.is_none(),
-            "--plan is for several ranks: start them with `birkhoff launch`, or leave it out"
+            "--plan is for several ranks: start them with `birkhoff launch` or --ranks, or leave it out"
         );
         return Ok(None);
     }
-    ensure!(!args.debug_nan, "--debug-nan looks at one rank's operations; train without other ranks for it");
-    ensure!(
-        !args.data.train.iter().chain(&args.data.valid).any(|p| p.as_os_str() == "-"),
-        "several ranks cannot read standard input; write the rows to a file"
-    );
-    ensure!(
-        !args.dashboard,
-        "--dashboard is for one rank; open `birkhoff dashboard {}` beside them",
-        args.folder().display()
-    );
+    check(args)?;
     let options = Options {
         secret: std::env::var("BIRKHOFF_SECRET").ok(),
         timeout: Duration::from_secs_f64(r.collective_timeout),
@@ -134,6 +129,97 @@ pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
     Ok(Some(comm))
 }
 
+/// The ranks of `--ranks`: one end of their group for each.
+pub fn threads(args: &TrainArgs) -> anyhow::Result<Option<Vec<Communicator>>> {
+    let r = &args.ranks;
+    let Some(n) = r.ranks else { return Ok(None) };
+    ensure!(
+        matches!(r.collective, Kind::Auto | Kind::Local),
+        "--ranks {n}: they are threads of one process, --collective {} is for processes; leave one of the two out",
+        r.collective
+    );
+    if let Some(p) = Place::of_this_process()?.filter(|p| p.world > 1) {
+        bail!(
+            "--ranks {n} is for one process, this one is rank {} of {} ({}); leave it out",
+            p.rank,
+            p.world,
+            p.source
+        );
+    }
+    check(args)?;
+    if !args.quiet {
+        eprintln!("{n} ranks, threads of this process");
+    }
+    Ok(Some(Communicator::local(n.into(), Duration::from_secs_f64(r.collective_timeout))))
+}
+
+/// Whether this rank is a thread of a process with others.
+pub fn is_thread(comm: &Communicator) -> bool {
+    comm.transport() == "local" && comm.world() > 1
+}
+
+/// Runs `work` as each of these ranks: what comes of the first one, or the error that was the reason of the others'.
+pub fn as_threads<T>(
+    mut group: Vec<Communicator>,
+    work: impl Fn(&Communicator) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<T> {
+    let first = group.remove(0);
+    let (done, others) = std::thread::scope(|scope| {
+        let mut others = vec![];
+        for comm in group {
+            let (work, name) = (&work, format!("rank {}", comm.rank()));
+            let rank = move || work(&comm).map(|_| ());
+            match std::thread::Builder::new().name(name).spawn_scoped(scope, rank) {
+                Ok(thread) => others.push(thread),
+                // its end of the group is gone, which the others hear
+                Err(e) => return (Err(e.into()), others.into_iter().map(join_thread).collect()),
+            }
+        }
+        let done = work(&first);
+        // one that failed without a word ends the others
+        drop(first);
+        (done, others.into_iter().map(join_thread).collect::<Vec<_>>())
+    });
+    let mut errors: Vec<anyhow::Error> = others.into_iter().filter_map(Result::err).collect();
+    match done {
+        Ok(done) if errors.is_empty() => return Ok(done),
+        other => errors.splice(0..0, other.err()),
+    };
+    // of equals the first stays the first
+    errors.sort_by_key(|e| e.downcast_ref().and_then(CollectiveError::because_of).is_some());
+    Err(errors.swap_remove(0))
+}
+
+/// A thread's result; its panic is this one's.
+fn join_thread<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// What several ranks cannot do.
+fn check(args: &TrainArgs) -> anyhow::Result<()> {
+    ensure!(!args.debug_nan, "--debug-nan looks at one rank's operations; train without other ranks for it");
+    ensure!(
+        !args.data.train.iter().chain(&args.data.valid).any(|p| p.as_os_str() == "-"),
+        "several ranks cannot read standard input; write the rows to a file"
+    );
+    ensure!(
+        !args.dashboard,
+        "--dashboard is for one rank; open `birkhoff dashboard {}` beside them",
+        args.folder().display()
+    );
+    Ok(())
+}
+
+/// Opens `--device`: ranks of a host take different ones where there are several of the kind.
+pub fn device(word: &str, comm: Option<&Communicator>) -> anyhow::Result<Device> {
+    let number = match comm {
+        None => 0,
+        Some(c) if is_thread(c) => c.rank(),
+        Some(_) => Place::of_this_process()?.map_or(0, |p| p.local_rank),
+    };
+    super::device::open_nth(word, number)
+}
+
 /// Runs `work`, telling the other ranks if it fails; of a failure because of another rank's the error is that rank's.
 pub fn together<T>(
     comm: Option<&Communicator>,
@@ -148,13 +234,11 @@ pub fn together<T>(
             comm.finish()?;
             Err(e)
         }
-        Err(e) => match comm.failure() {
-            Some(first) => Err(first.into()),
-            None => {
-                comm.abort(&format!("it stopped: {}", error_line(&e)));
-                Err(e)
-            }
-        },
+        Err(e) => {
+            let e = comm.failure().map_or(e, Into::into);
+            comm.abort(&error_line(&e), super::exit_code(&e) == super::FAILED);
+            Err(e)
+        }
     }
 }
 
@@ -222,4 +306,33 @@ pub fn ranks(
     ranks.agree("content of the data files", files(&[&args.data.train, &args.data.valid]))?;
     ranks.agree("plan or format of what is sent", xxh3_64(how.as_bytes()))?;
     Ok(ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_end_with_the_reason_of_the_one_that_failed() {
+        let group = || Communicator::local(3, Duration::from_secs(30));
+        let sums = |comm: &Communicator| {
+            let mut data = [comm.rank() as f32];
+            comm.all_reduce(&mut data, crate::collective::Reduction::Sum)?;
+            comm.finish()?;
+            Ok(data[0])
+        };
+        assert_eq!(as_threads(group(), sums).unwrap(), 3.0);
+        for wrong in 0..3 {
+            let one = |comm: &Communicator| {
+                together(Some(comm), || {
+                    ensure!(comm.rank() != wrong, "no such file");
+                    comm.barrier()?;
+                    Ok(())
+                })
+            };
+            let e = as_threads(group(), one).unwrap_err();
+            assert_eq!(e.to_string(), "no such file", "rank {wrong}");
+            assert_eq!(super::super::exit_code(&e), super::super::FAILED);
+        }
+    }
 }

@@ -121,8 +121,15 @@ impl DataRecord {
 
 /// Trains.
 fn train(args: &TrainArgs) -> anyhow::Result<()> {
-    let joined = ranks::join(args)?;
-    let comm = joined.as_ref();
+    let done = match ranks::threads(args)? {
+        Some(group) => ranks::as_threads(group, |comm| one(args, Some(comm)))?,
+        None => one(args, ranks::join(args)?.as_ref())?,
+    };
+    done.map_or(Ok(()), |d| d.conclude(args))
+}
+
+/// One rank's part, or all of it; the first one has the run.
+fn one(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<Option<Done>> {
     let done = match comm {
         Some(c) if c.rank() > 0 => {
             let quiet = TrainArgs { quiet: true, json: false, ..args.clone() };
@@ -133,7 +140,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<()> {
     if let Some(comm) = comm {
         comm.finish()?;
     }
-    done.map_or(Ok(()), |d| d.conclude(args))
+    Ok(done)
 }
 
 /// A trained run, still to be told of.
@@ -182,14 +189,17 @@ fn trainer(
 fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
     let cfg = args.resolve_config()?;
     let mut record = DataRecord::new(args)?;
-    let device = super::device::open(&record.device)?;
+    let device = ranks::device(&record.device, Some(comm))?;
     let data = open_data(args, &cfg, &mut record, &spinner(true, ""))?;
     let mut trainer = trainer(args, &cfg, &data.encoder, &device, Some(comm))?;
     if args.resume.is_some() {
         trainer.follow(args.folder())?;
     }
     let mut report = Console::new(args, &cfg, data.encoder.rows);
-    end_gracefully(args.quiet);
+    // of threads the first rank does it, and says so
+    if !ranks::is_thread(comm) {
+        end_gracefully(args.quiet);
+    }
     let mut store = BesideStore::new(args.folder());
     pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut report))?;
     Ok(())
@@ -200,7 +210,7 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     let resumed = args.resume.as_deref().map(RunFolder::resume).transpose()?;
     let cfg = args.resolve_config()?;
     let mut record = DataRecord::new(args)?;
-    let device = super::device::open(&record.device)?;
+    let device = ranks::device(&record.device, comm)?;
     let folder = match resumed {
         Some(folder) => folder,
         None => RunFolder::create(args.folder(), args.force)?,

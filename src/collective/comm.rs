@@ -422,8 +422,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// Tells the other ranks that this one stops, and why: they end with an error that says so.
-    pub fn abort(&self, why: &str) {
-        self.inner.transport.abort(why);
+    /// Tells the other ranks that this one stops, and why: they end with an error that says so. `for_good`: another try
+    /// would fail alike.
+    pub fn abort(&self, why: &str, for_good: bool) {
+        self.inner.transport.abort(why, for_good);
     }
 }

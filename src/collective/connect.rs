@@ -138,6 +138,7 @@ fn tcp(place: &Place, options: &Options) -> Result<Tcp> {
         timeout: options.timeout,
         join_timeout: options.join_timeout,
         lanes: options.lanes,
+        several_hosts: place.several_hosts,
     };
     Tcp::join(&options)
 }

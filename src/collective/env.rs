@@ -30,6 +30,8 @@ pub struct Place {
     pub local_rank: usize,
     /// Processes on its host; 1 where the launcher does not tell.
     pub local_world: usize,
+    /// Whether some ranks are known to be on other hosts.
+    pub several_hosts: bool,
     /// A name or address of rank 0's host; empty where the launcher does not tell and they may be on several hosts.
     pub master: String,
     /// The port at which rank 0 listens.
@@ -191,6 +193,9 @@ impl Place {
             world,
             local_rank: local_rank.map_or(0, |l| l.1),
             local_world: local_world_known.unwrap_or(1),
+            // a pod is a host of its own
+            several_hosts: world
+                > local_world_known.unwrap_or(if family.source == "Kubernetes" { 1 } else { world }),
             master: String::new(),
             port: PORT,
             job: String::new(),
@@ -365,6 +370,7 @@ mod tests {
             world: 8,
             local_rank: 1,
             local_world: 4,
+            several_hosts: true,
             master: "10.0.0.7".into(),
             port: 29_400,
             job: "birkhoff".into(),
@@ -417,6 +423,7 @@ mod tests {
         ];
         let p = place(&set);
         assert_eq!((p.rank, p.world, p.local_rank, p.local_world, p.source), (3, 4, 1, 2, "mpirun"));
+        assert!(p.several_hosts);
         assert_eq!((&p.master[..], &p.job[..]), ("gpu07", "mpirun-2134376449"));
         assert!(PORTS.contains(&p.port));
         // who is rank 0's host is unknown without Slurm, unless there is one host only

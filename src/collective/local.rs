@@ -1,6 +1,6 @@
 //! Ranks as threads of one process: for tests, and for several adapters in one machine.
 
-use super::error::{CollectiveError, Result};
+use super::error::{Cause, CollectiveError, Failure, Result};
 use super::schedule::{Schedule, Step};
 use super::transport::{Operation, Transport};
 use super::work::{Aligned, Work};
@@ -20,7 +20,7 @@ struct Mail {
 struct Hub {
     boxes: Vec<(Mutex<Mail>, Condvar)>,
     /// The first failure.
-    down: Mutex<Option<(usize, String)>>,
+    down: Mutex<Option<Failure>>,
     /// Groups made by `split`, until every member has its part.
     children: Mutex<BTreeMap<(u64, u32), HashMap<usize, Local>>>,
     /// All groups made of this one: they fail with it.
@@ -43,15 +43,15 @@ impl Hub {
         })
     }
 
-    fn fail(&self, rank: usize, why: &str) {
-        lock(&self.down).get_or_insert((rank, why.into()));
+    fn fail(&self, failure: &Failure) {
+        lock(&self.down).get_or_insert_with(|| failure.clone());
         for (mail, bell) in &self.boxes {
             // held once, so that a rank about to wait hears the bell
             drop(lock(mail));
             bell.notify_all();
         }
         for hub in lock(&self.inner).iter().filter_map(Weak::upgrade) {
-            hub.fail(rank, why);
+            hub.fail(failure);
         }
     }
 }
@@ -74,9 +74,7 @@ impl Local {
     fn down(&self, op: &Operation) -> Result<()> {
         match &*lock(&self.hub.down) {
             None => Ok(()),
-            Some((rank, why)) => {
-                Err(CollectiveError::Lost { rank: *rank, operation: op.to_string(), why: why.clone() })
-            }
+            Some(failure) => Err(failure.clone().during(op)),
         }
     }
 }
@@ -132,7 +130,7 @@ impl Transport for Local {
                 if kind != op.kind || bytes.len() != expected {
                     let (ours, theirs) = (op.kind, bytes.len());
                     let why = format!("{kind} of {theirs} bytes arrived in {ours}, which expects {expected}");
-                    self.hub.fail(self.rank, &why);
+                    self.hub.fail(&Failure::new(self.rank, Cause::Refused, &why));
                     return Err(CollectiveError::Mismatch { rank: self.rank, peer: s.peer, why });
                 }
                 let aligned = scratch.bytes(bytes.len());
@@ -156,7 +154,7 @@ impl Transport for Local {
                     drop(held);
                     let silent = CollectiveError::silent(waited[0], &op.to_string(), self.hub.timeout);
                     if let CollectiveError::Lost { rank, why, .. } = &silent {
-                        self.hub.fail(*rank, why);
+                        self.hub.fail(&Failure::new(*rank, Cause::Lost, why));
                     }
                     return Err(silent);
                 };
@@ -182,8 +180,8 @@ impl Transport for Local {
         Ok(Box::new(mine))
     }
 
-    fn abort(&self, why: &str) {
-        self.hub.fail(self.rank, why);
+    fn abort(&self, why: &str, for_good: bool) {
+        self.hub.fail(&Failure::new(self.rank, Cause::stopped(for_good), why));
     }
 
     fn finish(&self) {
@@ -194,7 +192,7 @@ impl Transport for Local {
 impl Drop for Local {
     fn drop(&mut self) {
         if !self.finished.load(Ordering::Relaxed) {
-            self.hub.fail(self.rank, "it ended without saying so");
+            self.hub.fail(&Failure::new(self.rank, Cause::Lost, "it ended without saying so"));
         }
     }
 }

@@ -45,8 +45,8 @@ pub trait Transport: Send + Sync {
     /// A group of the given ranks of this one, in that order; this rank is among them. `id` is the same on all of them and
     /// differs between calls; groups of one call differ in `color`.
     fn split(&self, id: u64, members: &[usize], color: u32) -> Result<Box<dyn Transport>>;
-    /// Tells the others that this rank will not go on, and why.
-    fn abort(&self, why: &str);
+    /// Tells the others that this rank will not go on, and why; `for_good` where another try would fail alike.
+    fn abort(&self, why: &str, for_good: bool);
     /// From now on it is no failure that this rank goes away.
     fn finish(&self);
 }

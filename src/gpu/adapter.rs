@@ -3,6 +3,7 @@
 //! `auto` never picks a software Vulkan driver: the CPU executor does the same work on the same cores
 //! several times faster. Such a driver is for tests, and is used only where it is named.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
@@ -100,6 +101,8 @@ pub struct AdapterReport {
     pub vendor: u32,
     /// PCI device id where there is one.
     pub device: u32,
+    /// Its place on the PCI bus, such as `0000:01:00.0`; empty where the driver does not tell.
+    pub pci_bus: String,
     /// Sizes that matter to models and kernels.
     pub limits: KeyLimits,
     /// Per-kernel times on the device (`--profile`).
@@ -108,7 +111,7 @@ pub struct AdapterReport {
     pub f16: bool,
     /// Subgroup operations in shaders.
     pub subgroups: bool,
-    /// Whether `--device auto` would pick this adapter.
+    /// Whether `--device auto` would pick this adapter, in one process or the first rank of a host.
     pub auto: bool,
 }
 
@@ -147,21 +150,43 @@ fn hardware_rank(info: &wgpu::AdapterInfo) -> Option<u32> {
     }
 }
 
-/// Index of the best adapter among `infos`, the first of equals.
-fn best_hardware(infos: &[wgpu::AdapterInfo]) -> Option<usize> {
-    let mut best: Option<(u32, usize)> = None;
+/// Indices of the best adapters among `infos` by `rank`, as many as there are devices behind them: equals of one
+/// backend, and none that another driver has shown already.
+fn best(infos: &[wgpu::AdapterInfo], rank: impl Fn(&wgpu::AdapterInfo) -> Option<u32>) -> Vec<usize> {
+    let mut best: Vec<usize> = vec![];
     for (i, info) in infos.iter().enumerate() {
-        if let Some(rank) = hardware_rank(info)
-            && best.is_none_or(|(r, _)| rank > r)
-        {
-            best = Some((rank, i));
+        let Some(new) = rank(info) else { continue };
+        let old = best.first().map(|first| &infos[*first]);
+        match old.map(|old| (rank(old).cmp(&Some(new)), old.backend == info.backend)) {
+            None | Some((Ordering::Less, _)) => best = vec![i],
+            Some((Ordering::Equal, true)) if !best.iter().any(|b| same_device(&infos[*b], info)) => {
+                best.push(i)
+            }
+            Some(_) => {}
         }
     }
-    best.map(|(_, i)| i)
+    best
 }
 
-/// What `choice` means among `infos`: an index, or `None` for the CPU executor.
-fn choose(choice: &DeviceChoice, infos: &[wgpu::AdapterInfo]) -> Result<Option<usize>, GpuError> {
+/// Whether two adapters are certainly one device: its drivers, if there are several, agree where on the bus it is.
+fn same_device(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
+    // that of DirectX 12 is looked up by the kind of card, of which there may be two
+    let tells = |i: &wgpu::AdapterInfo| i.backend != wgpu::Backend::Dx12 && !i.device_pci_bus_id.is_empty();
+    tells(a) && tells(b) && a.device_pci_bus_id == b.device_pci_bus_id
+}
+
+fn best_hardware(infos: &[wgpu::AdapterInfo]) -> Vec<usize> {
+    best(infos, hardware_rank)
+}
+
+/// What `choice` means among `infos` for the process with this number on its host, whose device is a different one for
+/// each as far as there are some: an index, or `None` for the CPU executor.
+fn choose(
+    choice: &DeviceChoice,
+    number: usize,
+    infos: &[wgpu::AdapterInfo],
+) -> Result<Option<usize>, GpuError> {
+    let turn = |found: Vec<usize>| (!found.is_empty()).then(|| found[number % found.len()]);
     let none = |hint: &str| GpuError::NoAdapter {
         wanted: choice.to_string(),
         found: found(infos),
@@ -169,12 +194,13 @@ fn choose(choice: &DeviceChoice, infos: &[wgpu::AdapterInfo]) -> Result<Option<u
     };
     match choice {
         DeviceChoice::Cpu => Ok(None),
-        DeviceChoice::Auto => Ok(best_hardware(infos)),
-        DeviceChoice::Gpu => best_hardware(infos)
+        DeviceChoice::Auto => Ok(turn(best_hardware(infos))),
+        DeviceChoice::Gpu => turn(best_hardware(infos))
             .map(Some)
             .ok_or_else(|| none("install the GPU's Vulkan driver, or use --device auto (CPU) or software")),
         DeviceChoice::Software => {
-            infos.iter().position(|i| i.device_type == wgpu::DeviceType::Cpu).map(Some).ok_or_else(|| {
+            let software = best(infos, |i| (i.device_type == wgpu::DeviceType::Cpu).then_some(0));
+            turn(software).map(Some).ok_or_else(|| {
                 none("install a software Vulkan driver (Debian, Ubuntu: apt install mesa-vulkan-drivers)")
             })
         }
@@ -208,13 +234,23 @@ fn found(infos: &[wgpu::AdapterInfo]) -> String {
 
 /// Picks a device; see [`DeviceChoice`]. Fails rather than use something that was not asked for.
 pub async fn select_async(choice: &DeviceChoice, options: &GpuOptions) -> Result<Selected, GpuError> {
+    select_nth_async(choice, 0, options).await
+}
+
+/// [`select_async`] for one of several processes of a host, which share its devices: of those that are equally good
+/// number N takes the N-th, and after the last one the first again. A device by its name or number is the same for all.
+pub async fn select_nth_async(
+    choice: &DeviceChoice,
+    number: usize,
+    options: &GpuOptions,
+) -> Result<Selected, GpuError> {
     // Loading Vulkan takes tens of milliseconds and can print driver warnings: not for `cpu`.
     if *choice == DeviceChoice::Cpu {
         return Ok(Selected::Cpu);
     }
     let adapters = adapters().await;
     let infos: Vec<_> = adapters.iter().map(wgpu::Adapter::get_info).collect();
-    let Some(index) = choose(choice, &infos)? else { return Ok(Selected::Cpu) };
+    let Some(index) = choose(choice, number, &infos)? else { return Ok(Selected::Cpu) };
     match Gpu::open(&adapters[index], options).await {
         Ok(gpu) => Ok(Selected::Gpu(gpu)),
         // `auto` promises a working device, so a GPU whose driver is broken is not fatal.
@@ -232,11 +268,17 @@ pub fn select(choice: &DeviceChoice, options: &GpuOptions) -> Result<Selected, G
     pollster::block_on(select_async(choice, options))
 }
 
+/// [`select_nth_async`] for hosts that can block.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn select_nth(choice: &DeviceChoice, number: usize, options: &GpuOptions) -> Result<Selected, GpuError> {
+    pollster::block_on(select_nth_async(choice, number, options))
+}
+
 /// Every adapter that wgpu sees, in the order of the numbers that `--device` takes.
 pub async fn list_adapters_async() -> Vec<AdapterReport> {
     let adapters = adapters().await;
     let infos: Vec<_> = adapters.iter().map(wgpu::Adapter::get_info).collect();
-    let auto = best_hardware(&infos);
+    let auto = best_hardware(&infos).first().copied();
     adapters
         .iter()
         .zip(infos)
@@ -271,6 +313,7 @@ fn report(index: usize, adapter: &wgpu::Adapter, info: wgpu::AdapterInfo, auto: 
         driver_info: info.driver_info,
         vendor: info.vendor,
         device: info.device,
+        pci_bus: info.device_pci_bus_id,
         limits: KeyLimits {
             max_storage_buffer_binding_size: l.max_storage_buffer_binding_size,
             max_buffer_size: l.max_buffer_size,
@@ -327,26 +370,73 @@ mod tests {
             info("GeForce", DiscreteGpu),
         ];
         let auto = DeviceChoice::Auto;
-        assert_eq!(choose(&auto, &all), Ok(Some(3)));
-        assert_eq!(choose(&auto, &all[..3]), Ok(Some(2)));
-        assert_eq!(choose(&auto, &all[..2]), Ok(Some(1)));
-        assert_eq!(choose(&auto, &all[..1]), Ok(None));
-        assert_eq!(choose(&DeviceChoice::Software, &all), Ok(Some(0)));
+        assert_eq!(choose(&auto, 0, &all), Ok(Some(3)));
+        assert_eq!(choose(&auto, 0, &all[..3]), Ok(Some(2)));
+        assert_eq!(choose(&auto, 0, &all[..2]), Ok(Some(1)));
+        assert_eq!(choose(&auto, 0, &all[..1]), Ok(None));
+        assert_eq!(choose(&DeviceChoice::Software, 0, &all), Ok(Some(0)));
+    }
+
+    fn at(info: wgpu::AdapterInfo, bus: &str) -> wgpu::AdapterInfo {
+        wgpu::AdapterInfo { device_pci_bus_id: bus.to_string(), ..info }
+    }
+
+    fn taken(choice: &DeviceChoice, infos: &[wgpu::AdapterInfo]) -> Vec<Option<usize>> {
+        (0..4).map(|n| choose(choice, n, infos).unwrap()).collect()
+    }
+
+    #[test]
+    fn ranks_of_a_host_share_the_best_devices() {
+        use wgpu::DeviceType::{Cpu, DiscreteGpu, IntegratedGpu};
+        let all = [
+            info("llvmpipe", Cpu),
+            at(info("A", DiscreteGpu), "0000:01:00.0"),
+            info("Iris", IntegratedGpu),
+            at(info("A", DiscreteGpu), "0000:02:00.0"),
+            // another driver for the first
+            at(info("A (second driver)", DiscreteGpu), "0000:01:00.0"),
+            info("SwiftShader", Cpu),
+        ];
+        for choice in [DeviceChoice::Auto, DeviceChoice::Gpu] {
+            assert_eq!(taken(&choice, &all), [Some(1), Some(3), Some(1), Some(3)]);
+            assert_eq!(taken(&choice, &all[..3]), [Some(1); 4]);
+        }
+        assert_eq!(taken(&DeviceChoice::Software, &all), [Some(0), Some(5), Some(0), Some(5)]);
+        assert_eq!(taken(&DeviceChoice::Named("A".into()), &all), [Some(1); 4]);
+        assert_eq!(taken(&DeviceChoice::Named("3".into()), &all), [Some(3); 4]);
+        assert_eq!(taken(&DeviceChoice::Cpu, &all), [None; 4]);
+        assert_eq!(taken(&DeviceChoice::Auto, &all[..1]), [None; 4]);
+        // drivers that do not tell where a device is: two cards of a kind are two
+        let twins = [info("A", DiscreteGpu), info("A", DiscreteGpu)];
+        assert_eq!(taken(&DeviceChoice::Auto, &twins), [Some(0), Some(1), Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn a_card_that_two_backends_show_is_one() {
+        let dx12 = |name: &str| wgpu::AdapterInfo {
+            backend: wgpu::Backend::Dx12,
+            ..at(info(name, wgpu::DeviceType::DiscreteGpu), "0000:01:00.0")
+        };
+        let vulkan = |bus| at(info("A", wgpu::DeviceType::DiscreteGpu), bus);
+        let all = [vulkan("0000:01:00.0"), vulkan("0000:02:00.0"), dx12("A"), dx12("A")];
+        assert_eq!(taken(&DeviceChoice::Auto, &all), [Some(0), Some(1), Some(0), Some(1)]);
+        // DirectX 12 gives both the first one's place
+        assert_eq!(taken(&DeviceChoice::Auto, &all[2..]), [Some(0), Some(1), Some(0), Some(1)]);
     }
 
     #[test]
     fn names_numbers_and_errors() {
         let all = [info("llvmpipe (LLVM 15)", wgpu::DeviceType::Cpu)];
-        let named = |n: &str| choose(&DeviceChoice::Named(n.to_string()), &all);
+        let named = |n: &str| choose(&DeviceChoice::Named(n.to_string()), 0, &all);
         assert_eq!(named("LLVMpipe"), Ok(Some(0)));
         assert_eq!(named("0"), Ok(Some(0)));
         // A number out of range may still be a part of a name, as 4090 is of a GeForce's.
         assert_eq!(named("15"), Ok(Some(0)));
         let text = named("geforce").unwrap_err().to_string();
         assert!(text.contains("geforce") && text.contains("llvmpipe"), "{text}");
-        let text = choose(&DeviceChoice::Gpu, &all).unwrap_err().to_string();
+        let text = choose(&DeviceChoice::Gpu, 0, &all).unwrap_err().to_string();
         assert!(text.contains("0 = llvmpipe (LLVM 15) (software)"), "{text}");
-        let text = choose(&DeviceChoice::Software, &[]).unwrap_err().to_string();
+        let text = choose(&DeviceChoice::Software, 0, &[]).unwrap_err().to_string();
         assert!(text.contains("found: none") && text.contains("mesa-vulkan-drivers"), "{text}");
     }
 }

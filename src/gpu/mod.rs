@@ -26,9 +26,11 @@ pub mod report;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod translate;
 
-pub use adapter::{AdapterReport, DeviceChoice, Selected, list_adapters_async, select_async};
+pub use adapter::{
+    AdapterReport, DeviceChoice, Selected, list_adapters_async, select_async, select_nth_async,
+};
 #[cfg(not(target_arch = "wasm32"))]
-pub use adapter::{list_adapters, select};
+pub use adapter::{list_adapters, select, select_nth};
 pub use buffer::{Buffer, Region};
 pub use commands::{CommandList, Launch};
 pub use device::{Gpu, GpuOptions, LimitsMode};

@@ -44,6 +44,7 @@ fn rank(rank: usize, port: u16, only: Option<&str>) {
         timeout: Duration::from_secs(30),
         join_timeout: Duration::from_secs(30),
         lanes: 1,
+        several_hosts: false,
     };
     let c = Communicator::new(Box::new(Tcp::join(&options).expect("the others join")));
     for (kind, bytes, rounds, repeat) in CASES {

@@ -16,11 +16,16 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use super::super::{CLOSED, FAILED, INTERRUPTED, LOST};
+use super::note::{self, Note, Slot};
 use super::output::{Printer, Pump, Show, Tail, To};
 use super::process::{self, Action, Notice, Process};
+use crate::sync::lock;
 
 /// How often ranks are looked at.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// How long after a failure the news of another host's rank is shown where no rank here is the reason.
+const NEWS: Duration = Duration::from_secs(1);
 
 /// Restarts in a row without a newer checkpoint after which there is no sense in another.
 const FUTILE: u32 = 2;
@@ -134,6 +139,12 @@ struct Running {
     process: Process,
     end: Option<End>,
     tail: Tail,
+    log: Option<Arc<Mutex<File>>>,
+    /// Where it leaves its error, if it fails.
+    slot: Option<Slot>,
+    note: Option<Note>,
+    /// Its error was shown.
+    shown: bool,
     /// What the launcher last did to it on its own account.
     pushed: Option<Action>,
 }
@@ -234,6 +245,8 @@ impl Launcher {
         let interrupted = self.watch(&mut ranks, notices)?;
         // nothing that they wrote is lost, unless some process that outlived them holds the pipes open
         let _ = pumps.recv_timeout(Duration::from_secs(2));
+        self.tell(&mut ranks, true);
+        self.tell_of_others(&ranks);
         Ok((ranks, interrupted))
     }
 
@@ -278,6 +291,12 @@ impl Launcher {
             command.env(name, value.to_string());
         }
         command.env("MASTER_ADDR", host);
+        // without a place for it the rank prints its error itself
+        let slot = Slot::new().ok();
+        match &slot {
+            Some(slot) => command.env(note::FILE, slot.path()),
+            None => command.env_remove(note::FILE),
+        };
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         // it would say that torchrun's agent occupies the port
         command.env_remove("TORCHELASTIC_USE_AGENT_STORE");
@@ -316,7 +335,17 @@ impl Launcher {
                 drop(open);
             });
         }
-        Ok(Running { rank, process, end: None, tail, pushed: None })
+        Ok(Running {
+            rank,
+            process,
+            end: None,
+            tail,
+            log: file,
+            slot,
+            note: None,
+            shown: false,
+            pushed: None,
+        })
     }
 
     /// The file of a rank's output, one for all attempts.
@@ -347,21 +376,25 @@ impl Launcher {
             for r in ranks.iter_mut().filter(|r| r.end.is_none()) {
                 let Some(status) = r.process.poll().context("cannot wait for a rank")? else { continue };
                 r.end = Some(End { status, before: ended });
+                r.note = r.slot.as_mut().and_then(Slot::read);
                 ended += 1;
                 let obeyed = interrupted && is_interrupt(status);
                 if !status.success() && !obeyed {
                     failed.get_or_insert_with(Instant::now);
                 }
             }
+            let late = failed.map_or(Duration::ZERO, |f| f.elapsed());
+            self.tell(ranks, late > NEWS);
             if ended == ranks.len() {
                 return Ok(interrupted);
             }
+            // nobody hears of a rank that has met no other
+            let alone = ranks.iter().any(|r| r.note.as_ref().is_some_and(|n| n.alone));
             // the others notice by themselves; those that do not are asked, then killed
-            let late = failed.map_or(Duration::ZERO, |f| f.elapsed());
             let step = match late {
                 _ if failed.is_none() => Action::Continue,
                 t if t >= self.grace * 2 => Action::Kill,
-                t if t >= self.grace => Action::Terminate,
+                t if t >= self.grace || alone => Action::Terminate,
                 _ => Action::Continue,
             };
             if step != pushed {
@@ -399,21 +432,63 @@ impl Launcher {
         };
         let first = ranks.first().and_then(|r| r.end).map_or(0, |e| process::exit_code(e.status));
         let code = if first == 0 { process::exit_code(status) } else { first };
+        let because = culprit.note.as_ref().map(|n| n.because_of);
         let what = match (process::signal_of(status), culprit.pushed) {
             (_, Some(_)) => "did not end by itself after another rank had failed".to_owned(),
             (Some(signal), _) => format!("was killed by signal {}", process::signal_name(signal)),
             (None, _) => {
                 let code = process::exit_code(status);
-                let meaning = match code {
-                    LOST => " (it lost another rank)",
-                    INTERRUPTED => " (interrupted)",
-                    CLOSED => " (its standard output was closed)",
-                    _ => "",
+                let meaning = match (code, because) {
+                    (LOST, Some(None)) => " (another try may do)".into(),
+                    (LOST, _) => " (it lost another rank)".into(),
+                    (_, Some(Some(rank))) => format!(" (because of rank {rank})"),
+                    (INTERRUPTED, _) => " (interrupted)".into(),
+                    (CLOSED, _) => " (its standard output was closed)".into(),
+                    _ => String::new(),
                 };
                 format!("ended with code {code}{meaning}")
             }
         };
         Ended { code, reason: Some(format!("rank {} {what}", culprit.rank)) }
+    }
+
+    /// Shows each reason once: what ranks that failed on their own account left. `all`: what another left because of such a
+    /// one, if nobody here did.
+    fn tell(&self, ranks: &mut [Running], all: bool) {
+        let order = |r: &&mut Running| r.end.map_or(usize::MAX, |e| e.before);
+        let mut told: Vec<String> =
+            ranks.iter().filter(|r| r.shown).filter_map(|r| Some(r.note.as_ref()?.line.clone())).collect();
+        let here = ranks.iter().any(Running::is_reason);
+        let mut failed: Vec<&mut Running> =
+            ranks.iter_mut().filter(|r| r.note.is_some() && !r.shown).collect();
+        failed.sort_by_key(order);
+        for r in failed {
+            let Some(note) = &r.note else { continue };
+            let first = note.because_of.is_none() || all && !here && told.is_empty();
+            if first && !told.contains(&note.line) {
+                let mark = if r.rank == 0 { String::new() } else { format!("[rank {}] ", r.rank) };
+                let _ = self.printer.write(To::Err, format!("{mark}error: {}\n", note.line).as_bytes());
+                told.push(note.line.clone());
+                r.shown = true;
+            }
+        }
+    }
+
+    /// How many ended because of what was told; each one's log has its own error.
+    fn tell_of_others(&self, ranks: &[Running]) {
+        for r in ranks {
+            if let (Some(note), Some(log)) = (&r.note, &r.log) {
+                // one that is full must not end the run
+                let _ = writeln!(lock(log), "error: {}", note.line);
+            }
+        }
+        let shown = ranks.iter().filter(|r| r.shown).count();
+        let more = ranks.iter().filter(|r| r.note.is_some() && !r.shown).count();
+        match (shown, more) {
+            (0, _) | (_, 0) => {}
+            (_, 1) => self.printer.say("one more rank ended with it"),
+            (_, n) => self.printer.say(&format!("{n} more ranks ended with it")),
+        }
     }
 
     /// The last hidden lines of the rank that failed, where it was hidden.
@@ -429,6 +504,19 @@ impl Launcher {
                 "all that it wrote is in {}",
                 folder.join(format!("rank-{}.log", rank.rank)).display()
             ));
+        }
+    }
+}
+
+impl Running {
+    /// Whether it has failed on its own account, as far as is known.
+    fn is_reason(&self) -> bool {
+        let Some(end) = self.end.filter(|e| !e.status.success() && self.pushed.is_none()) else {
+            return false;
+        };
+        match &self.note {
+            Some(note) => note.because_of.is_none(),
+            None => end.status.code() != Some(i32::from(LOST)),
         }
     }
 }
@@ -456,8 +544,10 @@ fn is_interrupt(status: ExitStatus) -> bool {
 /// it lost another, nor by the launcher's hand; then one that hung and had to be ended; then the first that lost another.
 fn culprit(ranks: &[Running], interrupted: bool) -> Option<(&Running, ExitStatus)> {
     let lost = |e: &End| e.status.code() == Some(i32::from(LOST));
-    let rank_of =
-        |r: &Running, e: End| (if lost(&e) { 2 } else { usize::from(r.pushed.is_some()) }, e.before);
+    let rank_of = |r: &Running, e: End| match r.is_reason() {
+        true => (0, e.before),
+        false => (if r.pushed.is_some() && !lost(&e) { 1 } else { 2 }, e.before),
+    };
     let failed = ranks.iter().filter_map(|r| Some((r, r.end?)));
     // those told to end may be missed by one that has not got so far as to hear it
     let obeyed = |e: &End| interrupted && (is_interrupt(e.status) || lost(e));

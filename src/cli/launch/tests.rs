@@ -367,6 +367,76 @@ fn quiet_ranks_show_errors_and_the_end_of_the_one_that_failed() {
     assert_eq!(r.err.sorted(), ["[rank 2] error: broken", "[rank 2] note 2", "note 0"]);
 }
 
+/// Leaves a note: `note BECAUSE_OF ALONE LINE`.
+const NOTE: &str = r#"note() { echo "{\"because_of\":$1,\"alone\":$2,\"line\":\"$3\"}" > $BIRKHOFF_ERROR_FILE; }
+"#;
+
+#[test]
+fn one_reason_is_shown_once() {
+    // the one that failed ends last
+    let script = "if [ $RANK = 2 ]; then sleep 0.2; note null false 'no such file'; exit 2; fi
+        note 2 false 'rank 2 stopped: no such file'; exit 2";
+    let mut l = launcher(4);
+    let dir = tempfile::tempdir().unwrap();
+    (l.max_restarts, l.output) = (3, Output::Files(dir.path().join("logs")));
+    let logs = dir.path().join("logs");
+    let r = run(l, &format!("{NOTE}{script}"));
+    assert_eq!((r.starts(), r.ended.code), (1, 2));
+    assert_eq!(r.reason(), "rank 2 ended with code 2; not started again: the same input would fail again");
+    let all = format!("launch: all that it wrote is in {}/rank-2.log", logs.display());
+    assert_eq!(
+        r.err.text().lines().collect::<Vec<_>>(),
+        ["[rank 2] error: no such file", "launch: 3 more ranks ended with it", &all]
+    );
+    let log = |i| std::fs::read_to_string(logs.join(format!("rank-{i}.log"))).unwrap();
+    assert_eq!(
+        (log(2).as_str(), log(0).as_str()),
+        ("error: no such file\n", "error: rank 2 stopped: no such file\n")
+    );
+
+    // all for the same reason
+    let r = run(launcher(4), &format!("{NOTE}note null false same; exit 2"));
+    let text = r.err.text();
+    assert!(
+        text.matches("error: same").count() == 1 && text.contains("3 more ranks ended with it"),
+        "{text}"
+    );
+
+    // each for its own
+    let r = run(launcher(3), &format!("{NOTE}note null false $RANK; exit 2"));
+    assert_eq!(r.err.sorted(), ["[rank 1] error: 1", "[rank 2] error: 2", "error: 0"]);
+
+    // a rank of another host is the reason
+    let mut l = launcher(2);
+    (l.nnodes, l.master, l.max_restarts) = (2, Some(("127.0.0.1".into(), 4000)), 3);
+    let r = run(l, &format!("{NOTE}note 3 false 'rank 3 stopped: x'; exit 2"));
+    let text = r.err.text();
+    assert!(text.matches("error: rank 3 stopped: x\n").count() == 1, "{text}");
+    assert!(text.contains("launch: one more rank ended with it"), "{text}");
+    assert!(
+        r.reason().contains(" ended with code 2 (because of rank 3); not started again"),
+        "{}",
+        r.reason()
+    );
+
+    // the launcher's own line says it all
+    let script = "[ $RANK = 1 ] && kill -9 $$; note 1 false 'rank 1 was lost'; exit 75";
+    let r = run(launcher(3), &format!("{NOTE}{script}"));
+    assert_eq!(r.err.text(), "");
+    assert!(r.reason().starts_with("rank 1 was killed by signal 9 (SIGKILL)"), "{}", r.reason());
+}
+
+#[test]
+fn those_who_cannot_hear_of_a_failure_are_not_waited_for() {
+    let mut l = launcher(3);
+    l.grace = Duration::from_secs(60);
+    let script = "[ $RANK = 0 ] && { note null true taken; exit 75; }; while :; do sleep 0.02; done";
+    let r = run(l, &format!("{NOTE}{script}"));
+    assert_eq!(r.err.text(), "error: taken\n");
+    assert!(r.reason().starts_with("rank 0 ended with code 75 (another try may do)"), "{}", r.reason());
+    assert!(r.took < Duration::from_secs(30), "{:?}", r.took);
+}
+
 #[test]
 fn logs_hold_every_rank_over_restarts() {
     let mut l = launcher(2);

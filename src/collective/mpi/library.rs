@@ -190,11 +190,11 @@ impl Group {
         Ok(flight)
     }
 
-    /// Ends every process of the job.
-    pub fn abort(self) {
+    /// Ends every process of the job with this exit code.
+    pub fn abort(self, code: i32) {
         if !ENDED.load(Ordering::SeqCst) {
             // SAFETY: does not return, or returns an error that changes nothing.
-            call(|| unsafe { ffi::MPI_Abort(self.0, 1) });
+            call(|| unsafe { ffi::MPI_Abort(self.0, code) });
         }
     }
 }

@@ -276,9 +276,10 @@ impl Transport for Mpi {
     }
 
     /// Ends every process of the job: MPI has no way to tell them why, so it is said here.
-    fn abort(&self, why: &str) {
+    fn abort(&self, why: &str, for_good: bool) {
         eprintln!("rank {} stops, and with it the job: {why}", self.rank);
-        self.group.abort();
+        // as this program's own exit codes: bad input, or another try may do
+        self.group.abort(if for_good { 2 } else { 75 });
     }
 
     fn finish(&self) {
@@ -292,7 +293,7 @@ impl Drop for Mpi {
     fn drop(&mut self) {
         if self.whole && !library::has_ended() {
             if self.world > 1 {
-                self.abort("it ended without saying so");
+                self.abort("it ended without saying so", false);
             }
             library::end();
         }

@@ -81,7 +81,7 @@ fn a_silent_rank_is_named_by_all() {
     if c.rank() == 2 {
         // longer than the others wait and ask
         std::thread::sleep(Duration::from_secs(8));
-        c.abort("it slept");
+        c.abort("it slept", false);
     }
     let mut data = vec![1f32; 100_000];
     let e = match c.rank() {
@@ -108,6 +108,6 @@ fn different_operations_are_told() {
         _ => c.all_reduce(&mut [0f32; 10], Reduction::Sum),
     };
     if let Err(e) = e {
-        c.abort(&e.to_string());
+        c.abort(&e.to_string(), false);
     }
 }

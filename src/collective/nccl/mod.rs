@@ -13,7 +13,7 @@ pub use library::{Api, PATH};
 pub use staging::{Pinned, Staging};
 
 use super::element::Reduction;
-use super::error::{CollectiveError, Result};
+use super::error::{Cause, CollectiveError, Failure, Result};
 use super::schedule::{Cut, Schedule};
 use super::tcp::Tcp;
 use super::transport::{Operation, Transport};
@@ -107,7 +107,7 @@ impl Nccl {
             .map_err(|e| e.to_string())
             .and_then(|()| Group::join(api, id, rank, world))
             .map_err(|e| {
-                tcp.abort(&e);
+                tcp.abort(&e, true);
                 unavailable(e)
             })?;
         let device = Device { group, staging: Box::new(staging), stream };
@@ -120,17 +120,17 @@ impl Nccl {
         Ok((stream, staging))
     }
 
-    fn sum(&self, device: &mut Device, part: &mut [f32]) -> std::result::Result<(), Failure> {
+    fn sum(&self, device: &mut Device, part: &mut [f32]) -> std::result::Result<(), Trouble> {
         let n = part.len();
         let at = device.staging.bring(part)?;
         // SAFETY: the staging's address holds until its next `bring`, which follows `fetch`, which waits for the stream.
-        unsafe { device.group.sum(at, n, device.stream.cu_stream().cast()) }.map_err(Failure::Own)?;
+        unsafe { device.group.sum(at, n, device.stream.cu_stream().cast()) }.map_err(Trouble::Own)?;
         let done = device.stream.record_event(None)?;
         let mut naps = 0u32;
         while !done.try_is_complete()? {
-            device.group.trouble().map_err(Failure::Own)?;
-            if let Some((rank, why)) = self.tcp.down() {
-                return Err(Failure::Rank(rank, why));
+            device.group.trouble().map_err(Trouble::Own)?;
+            if let Some(failure) = self.tcp.down() {
+                return Err(Trouble::Group(failure));
             }
             std::thread::sleep(Duration::from_micros(10 << (naps / 32).min(4)));
             naps += 1;
@@ -140,14 +140,14 @@ impl Nccl {
     }
 }
 
-enum Failure {
+enum Trouble {
     Own(String),
-    Rank(usize, String),
+    Group(Failure),
 }
 
-impl From<DriverError> for Failure {
+impl From<DriverError> for Trouble {
     fn from(e: DriverError) -> Self {
-        Failure::Own(format!("CUDA reports: {e}"))
+        Trouble::Own(format!("CUDA reports: {e}"))
     }
 }
 
@@ -176,17 +176,18 @@ impl Transport for Nccl {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         let room = device.staging.room();
         for part in data.chunks_mut(room) {
-            if let Err(failure) = self.sum(&mut device, part) {
+            if let Err(trouble) = self.sum(&mut device, part) {
                 // the stream must not wait for ranks that are gone
                 device.group.abort();
-                let (rank, why) = match failure {
-                    Failure::Rank(rank, why) => (rank, why),
-                    Failure::Own(why) => {
-                        self.tcp.abort(&why);
-                        self.tcp.down().unwrap_or((self.rank(), why))
+                let failure = match trouble {
+                    Trouble::Group(failure) => failure,
+                    Trouble::Own(why) => {
+                        let own = Failure::new(self.rank(), Cause::Lost, &why);
+                        self.tcp.abort(&why, false);
+                        self.tcp.down().unwrap_or(own)
                     }
                 };
-                return Some(Err(CollectiveError::Lost { rank, operation: op.to_string(), why }));
+                return Some(Err(failure.during(op)));
             }
         }
         Some(Ok(()))
@@ -197,8 +198,8 @@ impl Transport for Nccl {
         Ok(Box::new(Self::over(tcp, Ok(self.context.clone()))?))
     }
 
-    fn abort(&self, why: &str) {
-        self.tcp.abort(why);
+    fn abort(&self, why: &str, for_good: bool) {
+        self.tcp.abort(why, for_good);
     }
 
     fn finish(&self) {

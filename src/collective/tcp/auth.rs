@@ -14,7 +14,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// Changes with every change of a message's layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"birkhoff";
 const NONCE: usize = 32;
 const MAC: usize = 32;
@@ -226,7 +226,7 @@ mod tests {
         let mut b = h.to_bytes(&[9; NONCE]);
         assert_eq!(Hello::parse(&b), Ok(h));
         b[8] += 1;
-        assert!(Hello::parse(&b).unwrap_err().contains("version 2"));
+        assert!(Hello::parse(&b).unwrap_err().contains("version 3"));
         b[0] = b'G';
         assert!(Hello::parse(&b).unwrap_err().contains("does not speak"));
     }

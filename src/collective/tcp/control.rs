@@ -2,7 +2,7 @@
 //! falls silent, or its connection breaks, rank 0 tells all others which rank it was, so that every rank ends with the same
 //! reason and not with that of a neighbour which stopped because of it.
 
-use super::super::error::CollectiveError;
+use super::super::error::{Cause, CollectiveError, Failure};
 use crate::sync::lock;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -49,7 +49,7 @@ pub fn receive_table(stream: &mut TcpStream, timeout: Duration) -> io::Result<St
 #[derive(Debug)]
 pub struct Health {
     rank: usize,
-    down: Mutex<Option<(usize, String)>>,
+    down: Mutex<Option<Failure>>,
     bell: Condvar,
     closing: AtomicBool,
     timeout: Duration,
@@ -57,6 +57,9 @@ pub struct Health {
     control: Mutex<Vec<(usize, Arc<Mutex<TcpStream>>)>>,
     /// Data connections: shut down when the group is down, so that whoever waits on one wakes.
     data: Mutex<Vec<TcpStream>>,
+    /// Connections that are watched.
+    watching: Mutex<usize>,
+    told: Condvar,
 }
 
 impl Health {
@@ -80,12 +83,16 @@ impl Health {
             timeout,
             control: Mutex::new(writers),
             data: Mutex::default(),
+            watching: Mutex::new(readers.len()),
+            told: Condvar::new(),
         });
         for (peer, stream) in readers {
             let h = health.clone();
-            std::thread::Builder::new()
-                .name(format!("collective watch {peer}"))
-                .spawn(move || h.watch(peer, stream))?;
+            std::thread::Builder::new().name(format!("collective watch {peer}")).spawn(move || {
+                h.watch(peer, stream);
+                *lock(&h.watching) -= 1;
+                h.told.notify_all();
+            })?;
         }
         Ok(health)
     }
@@ -105,12 +112,12 @@ impl Health {
     }
 
     /// The first failure.
-    pub fn down(&self) -> Option<(usize, String)> {
+    pub fn down(&self) -> Option<Failure> {
         lock(&self.down).clone()
     }
 
     /// A connection to `peer` broke: the reason, which may be another rank's failure that is on its way here.
-    pub fn blame(&self, peer: usize, why: &str) -> (usize, String) {
+    pub fn blame(&self, peer: usize, why: &str) -> Failure {
         let grace = Instant::now() + Duration::from_secs(1).min(self.timeout / 4);
         let mut down = lock(&self.down);
         while down.is_none() {
@@ -118,7 +125,7 @@ impl Health {
             down = self.bell.wait_timeout(down, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(down);
-        self.fail(peer, why);
+        self.fail(Failure::new(peer, Cause::Lost, why));
         self.down().expect("just failed")
     }
 
@@ -130,14 +137,14 @@ impl Health {
             let Some(rest) = grace.checked_duration_since(Instant::now()) else { return error };
             down = self.bell.wait_timeout(down, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
-        match down.clone() {
-            Some((rank, why)) => CollectiveError::Lost { rank, operation: "joining".into(), why },
-            None => error,
-        }
+        down.clone().map_or(error, |failure| failure.during(&"joining"))
     }
 
     /// Records the first failure, tells everyone, wakes everyone.
-    pub fn fail(&self, rank: usize, why: &str) {
+    pub fn fail(&self, failure: Failure) {
+        let rank = failure.rank;
+        let mut text = vec![failure.cause as u8];
+        text.extend_from_slice(&failure.why.as_bytes()[..failure.why.len().min(1000)]);
         {
             let mut down = lock(&self.down);
             if down.is_some() || self.closing.load(Ordering::SeqCst) && rank != self.rank {
@@ -146,17 +153,30 @@ impl Health {
                     return;
                 }
             }
-            *down = Some((rank, why.into()));
+            *down = Some(failure);
             self.bell.notify_all();
         }
-        let text = &why.as_bytes()[..why.len().min(1000)];
         for (peer, stream) in &*lock(&self.control) {
             if *peer != rank {
-                let _ = write(stream, ABORT, rank, text);
+                let _ = write(stream, ABORT, rank, &text);
             }
         }
         for s in &*lock(&self.data) {
             let _ = s.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Stays until the others have heard of the failure, for a second at most: news in a connection that is closed
+    /// before what came in was read are lost.
+    pub fn linger(&self) {
+        for (_, stream) in &*lock(&self.control) {
+            let _ = lock(stream).shutdown(Shutdown::Write);
+        }
+        let end = Instant::now() + Duration::from_secs(1);
+        let mut watching = lock(&self.watching);
+        while *watching > 0 {
+            let Some(rest) = end.checked_duration_since(Instant::now()) else { return };
+            watching = self.told.wait_timeout(watching, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -198,7 +218,12 @@ impl Health {
                 beat = Some(Instant::now());
             }
             match stream.read(&mut buffer) {
-                Ok(0) => return self.gone(peer, "its process ended"),
+                Ok(0) => {
+                    self.gone(peer, "its process ended");
+                    // it may wait for this (see `linger`); all that it said was read
+                    let _ = stream.shutdown(Shutdown::Both);
+                    return;
+                }
                 Ok(n) => {
                     heard = Instant::now();
                     bytes.extend_from_slice(&buffer[..n]);
@@ -227,7 +252,7 @@ impl Health {
 
     fn gone(&self, peer: usize, why: &str) {
         if !self.is_closing() {
-            self.fail(peer, why);
+            self.fail(Failure::new(peer, Cause::Lost, why));
         }
     }
 
@@ -245,10 +270,14 @@ impl Health {
             return Ok(None);
         }
         if kind == ABORT {
-            let why = String::from_utf8_lossy(&bytes[HEAD..end]).into_owned();
+            let (cause, why) = bytes[HEAD..end].split_first().ok_or("it sent half a message")?;
+            let cause =
+                [Cause::Lost, Cause::Stopped, Cause::Refused].into_iter().find(|c| *c as u8 == *cause);
+            let cause = cause.ok_or("it sent something else than control messages")?;
+            let why = String::from_utf8_lossy(why).into_owned();
             // it speaks for itself, or passes on what it knows; rank 0 tells all others
             tracing::debug!("rank {peer} says that rank {rank} failed: {why}");
-            self.fail(rank, &why);
+            self.fail(Failure::new(rank, cause, why));
         }
         bytes.drain(..end);
         Ok(Some(kind))

@@ -4,7 +4,7 @@
 //! Frames: a head of 32 bytes (magic, group, sequence, operation, length, checksum over head and payload), then the payload.
 //! The receiver knows from its own schedule how long a frame must be; nothing a peer says makes it allocate.
 
-use super::super::error::{CollectiveError, Result};
+use super::super::error::{Cause, CollectiveError, Failure, Result};
 use super::super::schedule::{Schedule, Step};
 use super::super::transport::Operation;
 use super::super::work::{Aligned, Work};
@@ -152,8 +152,7 @@ impl Engine {
         work: &mut dyn Work,
         health: &Health,
     ) -> Result<()> {
-        let lost =
-            |(rank, why): (usize, String)| CollectiveError::Lost { rank, operation: op.to_string(), why };
+        let lost = |failure: Failure| failure.during(op);
         if let Some(down) = health.down() {
             return Err(lost(down));
         }
@@ -211,11 +210,13 @@ impl Engine {
                 return Err(match t {
                     Trouble::Broken(why) => lost(health.blame(peer, &why)),
                     Trouble::Mismatch(why) => {
-                        health.fail(rank, &format!("it disagrees with rank {peer}: {why}"));
+                        let told = format!("it disagrees with rank {peer}: {why}");
+                        health.fail(Failure::new(rank, Cause::Refused, told));
                         CollectiveError::Mismatch { rank, peer, why }
                     }
                     Trouble::Damaged(why) => {
-                        health.fail(peer, &format!("it sent a damaged frame to rank {rank}: {why}"));
+                        let told = format!("it sent a damaged frame to rank {rank}: {why}");
+                        health.fail(Failure::new(peer, Cause::Lost, told));
                         CollectiveError::Damaged { rank: peer, operation: op.to_string(), why }
                     }
                 });

@@ -11,7 +11,7 @@ mod engine;
 #[cfg(test)]
 mod tests;
 
-use super::error::Result;
+use super::error::{Cause, Failure, Result};
 use super::schedule::Schedule;
 use super::transport::{Operation, Transport};
 use super::work::Work;
@@ -19,6 +19,7 @@ use auth::{Hello, introduce, join_error, setup_error};
 use control::Health;
 use door::Door;
 use engine::Engine;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +48,8 @@ pub struct TcpOptions {
     pub join_timeout: Duration,
     /// Connections between two ranks; large data use them all.
     pub lanes: usize,
+    /// Whether some ranks are known to be on other hosts than rank 0's.
+    pub several_hosts: bool,
 }
 
 impl std::fmt::Debug for TcpOptions {
@@ -113,8 +116,8 @@ impl Tcp {
         Self::connect(shared, members, o.rank, 0, o.lanes.max(1)).map_err(|e| health.explain(e))
     }
 
-    /// The rank that was lost, if one was, and why.
-    pub fn down(&self) -> Option<(usize, String)> {
+    /// What ended the group, if something did.
+    pub fn down(&self) -> Option<Failure> {
         self.shared.health.down()
     }
 
@@ -133,12 +136,18 @@ impl Tcp {
 
     fn listen(o: &TcpOptions, ip: IpAddr, port: u16) -> Result<TcpListener> {
         let at = SocketAddr::new(o.bind.unwrap_or(ip), port);
+        let rank = o.rank;
         TcpListener::bind(at).map_err(|e| match e.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                join_error(format!("{at} is taken, by another job or program; choose another MASTER_PORT"))
-            }
+            ErrorKind::AddrInUse => join_error(format!(
+                "rank {rank} cannot listen at {at}: {e}: the port is taken, by another job or program; choose another \
+                 one by --master HOST:PORT of birkhoff launch, or MASTER_PORT"
+            )),
+            ErrorKind::PermissionDenied => setup_error(format!(
+                "rank {rank} cannot listen at {at}: {e}; choose a port from 1024 on"
+            )),
             _ => setup_error(format!(
-                "cannot listen at {at}: {e}; the master's address must be one of rank 0's host (or say which by --collective-bind)"
+                "rank {rank} cannot listen at {at}: {e}; the master's address must be one of rank 0's host (or say which \
+                 by --collective-bind)"
             )),
         })
     }
@@ -154,16 +163,22 @@ impl Tcp {
 
     fn receive_all(o: &TcpOptions, job: u64, deadline: Instant) -> Result<Joined> {
         let at = Self::resolve(o)?;
-        // a name may have several addresses; IPv4 first, as the others try both
-        let ip = at.iter().find(|a| a.is_ipv4()).unwrap_or(&at[0]).ip();
-        if ip.is_loopback()
-            && o.bind.is_none()
-            && o.master != "localhost"
-            && o.master.parse::<IpAddr>().is_err()
-        {
-            // Debian gives a host's own name the address 127.0.1.1
+        let at: Vec<IpAddr> = at.iter().map(SocketAddr::ip).collect();
+        let ip = match choose(&at, &o.master, o.several_hosts && o.bind.is_none()) {
+            Some(ip) => ip,
+            None => {
+                let example = outward().map_or("10.0.0.1".into(), |ip| ip.to_string());
+                return Err(setup_error(format!(
+                    "MASTER_ADDR {:?} is {} on this host itself (/etc/hosts), where ranks of other hosts cannot come in; \
+                     give an address of this host that they reach, such as {example}, to all ranks (--master \
+                     {example}:{} of birkhoff launch, or MASTER_ADDR)",
+                    o.master, at[0], o.port
+                )));
+            }
+        };
+        if ip.is_loopback() && o.bind.is_none() && !is_meant(&o.master) {
             tracing::warn!(
-                "MASTER_ADDR {:?} is {ip} on this host: ranks of other hosts will not reach it; use an address, or --collective-bind",
+                "MASTER_ADDR {:?} is {ip} on this host: ranks of other hosts will not reach it; give them an address",
                 o.master
             );
         }
@@ -221,8 +236,15 @@ impl Tcp {
         let hello = Hello { joins: true, job, group: 0, rank, world, lane: 0, port: door.port() };
         introduce(&mut stream, &o.secret, hello, &format!("the master at {master}"))?;
         let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
-        let table = control::receive_table(&mut stream, rest).map_err(|e| {
-            join_error(format!("rank {} joined at {master} but the group did not get complete: {e}", o.rank))
+        let table = control::receive_table(&mut stream, rest).map_err(|e| match e.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                let why = format!("its process at {master} ended before all ranks had joined");
+                Failure::new(0, Cause::Lost, why).during(&"joining")
+            }
+            _ => join_error(format!(
+                "rank {} joined at {master} but the group did not get complete: {e}",
+                o.rank
+            )),
         })?;
         let mut doors: Vec<SocketAddr> = table.lines().filter_map(|l| l.parse().ok()).collect();
         if doors.len() != o.world {
@@ -280,13 +302,33 @@ impl Tcp {
     }
 }
 
+/// Where rank 0 listens, of the addresses that the master's name has: IPv4 first, as the others try both. `abroad`: ranks
+/// of other hosts are to come in, for whom a name's loopback address is none (Debian gives a host's own name 127.0.1.1);
+/// then `None` if there is no other. Who writes such an address as it is, or `localhost`, means it.
+fn choose(at: &[IpAddr], master: &str, abroad: bool) -> Option<IpAddr> {
+    let fits = |ip: &&IpAddr| !abroad || is_meant(master) || !ip.is_loopback();
+    at.iter().filter(fits).find(|ip| ip.is_ipv4()).or_else(|| at.iter().find(fits)).copied()
+}
+
+fn is_meant(master: &str) -> bool {
+    master == "localhost" || master.parse::<IpAddr>().is_ok()
+}
+
+/// The address from which this host reaches others, as an example. Nothing is sent.
+fn outward() -> Option<IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    // of the block for documentation: no host has it
+    socket.connect("192.0.2.1:9").ok()?;
+    socket.local_addr().ok().map(|a| a.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+}
+
 type Joined = (Door, Vec<SocketAddr>, Vec<(usize, TcpStream)>);
 
 fn connect(at: SocketAddr) -> std::io::Result<TcpStream> {
     let s = TcpStream::connect_timeout(&at, auth::PATIENCE)?;
     // a port that nobody listens at can connect to itself
     if s.local_addr()? == s.peer_addr()? {
-        return Err(std::io::ErrorKind::ConnectionRefused.into());
+        return Err(ErrorKind::ConnectionRefused.into());
     }
     Ok(s)
 }
@@ -314,8 +356,13 @@ impl Transport for Tcp {
         Ok(Box::new(self.some(id, members, color)?))
     }
 
-    fn abort(&self, why: &str) {
-        self.shared.health.fail(self.members[self.rank], why);
+    fn abort(&self, why: &str, for_good: bool) {
+        let health = &self.shared.health;
+        health.fail(Failure::new(self.members[self.rank], Cause::stopped(for_good), why));
+        // of a rank that was lost the others hear in any case, and it may never answer
+        if health.down().is_some_and(|f| f.cause != Cause::Lost) {
+            health.linger();
+        }
     }
 
     fn finish(&self) {
@@ -331,7 +378,8 @@ impl Drop for Tcp {
             return;
         }
         if !self.shared.health.is_closing() {
-            self.shared.health.fail(self.members[self.rank], "it ended without saying so");
+            let why = "it ended without saying so";
+            self.shared.health.fail(Failure::new(self.members[self.rank], Cause::Lost, why));
         }
         self.shared.health.leave();
     }
