@@ -305,6 +305,19 @@ impl Communicator {
         self.start(move |i| i.all_to_all(&data, &sent, &received))
     }
 
+    /// [`Communicator::all_to_all`] in the background, of parts whose lengths only their sender knows: `parts[i]` of them
+    /// go to rank i, each rank sends this one `own`, and `lengths` has those of all that are sent. Gives what arrived, rank
+    /// after rank, and the lengths of its parts.
+    pub fn all_to_all_parts_start<T: Element>(
+        &self,
+        data: Vec<T>,
+        lengths: Vec<u32>,
+        parts: Vec<usize>,
+        own: usize,
+    ) -> Handle<(Vec<T>, Vec<u32>)> {
+        self.start(move |i| i.all_to_all_parts(&data, &lengths, &parts, own))
+    }
+
     /// [`Communicator::all_to_all`] of f32 that travel as `wire`; what a rank keeps is not rounded.
     ///
     /// # Errors

@@ -208,6 +208,29 @@ impl Inner {
         Ok(into)
     }
 
+    pub(super) fn all_to_all_parts<T: Element>(
+        &self,
+        data: &[T],
+        lengths: &[u32],
+        parts: &[usize],
+        own: usize,
+    ) -> Result<(Vec<T>, Vec<u32>)> {
+        let theirs = self.all_to_all(lengths, parts, &vec![own; self.world()])?;
+        let total = |lengths: &[u32]| lengths.iter().map(|n| *n as usize).sum::<usize>();
+        let mut rest = lengths;
+        let sent: Vec<usize> = parts
+            .iter()
+            .map(|n| {
+                let (head, tail) = rest.split_at(*n);
+                rest = tail;
+                total(head)
+            })
+            .collect();
+        let received: Vec<usize> =
+            (0..self.world()).map(|r| total(&theirs[r * own..(r + 1) * own])).collect();
+        Ok((self.all_to_all(data, &sent, &received)?, theirs))
+    }
+
     pub(super) fn all_to_all_into<T: Element>(
         &self,
         data: &[T],

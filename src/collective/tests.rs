@@ -108,6 +108,16 @@ pub(super) fn all_operations(c: &Communicator, n: usize) {
     assert_eq!(c.all_to_all(&data, &sent, &received).unwrap(), expected);
     let near = c.all_to_all_wire(&data, &sent, &received, Wire::F16).unwrap();
     assert!(near.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 0.01));
+    // the same in parts, s % 3 of them to rank s
+    let length = |r: usize, s: usize, part: usize| (n + 3 * r + 5 * s + 7 * part) % 13;
+    let mine: Vec<(usize, usize)> = (0..world).flat_map(|s| (0..s % 3).map(move |p| (s, p))).collect();
+    let lengths = mine.iter().map(|(s, p)| length(rank, *s, *p) as u32).collect();
+    let data = mine.iter().flat_map(|(s, p)| vector(100 * rank + 10 * s + p, length(rank, *s, *p))).collect();
+    let parts = (0..world).map(|s| s % 3).collect();
+    let (got, theirs) = c.all_to_all_parts_start(data, lengths, parts, rank % 3).wait().unwrap();
+    let all = || (0..world).flat_map(|r| (0..rank % 3).map(move |p| (r, p)));
+    assert!(theirs.into_iter().map(|n| n as usize).eq(all().map(|(r, p)| length(r, rank, p))));
+    assert!(got.into_iter().eq(all().flat_map(|(r, p)| vector(100 * r + 10 * rank + p, length(r, rank, p)))));
     for root in 0..world {
         let mut v: Vec<u8> = (0..n).map(|i| (i * 7 + rank) as u8).collect();
         c.broadcast(&mut v, root).unwrap();

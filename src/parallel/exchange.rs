@@ -1,6 +1,7 @@
 //! Embedding tables that lie on several ranks: rows come from where they are, gradients go back.
 //!
-//! Before a step the host sends the distinct ids of its batch to the ranks that hold their rows ([`Exchange::prepare`]).
+//! Before a step, while that before it is computed, the host sends the distinct ids of its batch to the ranks that hold their
+//! rows ([`Exchange::ask`]).
 //! In the graph each rank gathers what it was asked for and one all_to_all brings every rank the rows of its own batch, as a
 //! small working table `[ids, width]`; the model looks up in it as it would in the whole one. Backward the summed gradient of
 //! each of its rows goes back by another all_to_all to the rank that holds the row, which adds up those of all ranks in
@@ -29,6 +30,8 @@ struct Route {
 struct Shared {
     layout: Arc<Layout>,
     comm: Communicator,
+    /// For questions of the next step.
+    ahead: Communicator,
     wire: Wire,
     /// Distinct ids of a batch in each table, at most.
     capacity: Vec<usize>,
@@ -73,17 +76,18 @@ impl Shared {
 
 impl Exchange {
     /// For a graph whose batches have at most `capacity[t]` distinct ids in table t; `counts`: which is told how often each
-    /// occurs. All ranks make the same, in the same order, and the graphs run alike.
+    /// occurs. `comm` is for the operations of the graph, `ahead` for what is asked before. All ranks make the same, in the
+    /// same order, and the graphs run alike.
     pub fn new(
         layout: Arc<Layout>,
-        comm: Communicator,
+        (comm, ahead): (Communicator, Communicator),
         wire: Wire,
         capacity: Vec<usize>,
         counts: bool,
         prefix: &str,
     ) -> Self {
         assert_eq!(capacity.len(), layout.tables.len());
-        let shared = Shared { layout, comm, wire, capacity, counts, route: Mutex::default() };
+        let shared = Shared { layout, comm, ahead, wire, capacity, counts, route: Mutex::default() };
         Exchange { shared: Arc::new(shared), prefix: prefix.into() }
     }
 
@@ -148,12 +152,9 @@ impl Exchange {
     }
 
     /// Tells the other ranks which rows this one wants: `unique[t]` are rising ids of table t, of which id i begins at
-    /// `segments[t][i]` among the batch's, which tells how often it occurs. Returns what this rank was asked for, for each
-    /// of its pieces.
-    ///
-    /// # Errors
-    /// If a rank is lost.
-    pub fn prepare(&self, unique: &[&[u32]], segments: &[&[u32]]) -> Result<Vec<Asked>> {
+    /// `segments[t][i]` among the batch's, which tells how often it occurs. Goes on in the background, with `ahead` beside
+    /// the operations of a step before; all ranks do the same.
+    pub fn ask(&self, unique: &[&[u32]], segments: &[&[u32]], ahead: bool) -> Asking {
         let s = &self.shared;
         let (layout, world) = (&s.layout, s.layout.world);
         let mut wanted = vec![];
@@ -164,33 +165,38 @@ impl Exchange {
                 places.push(at as u32);
                 local.push(row);
             });
+            if s.counts {
+                let all = segments[p.table];
+                local.extend(places.iter().map(|&at| all[at as usize + 1] - all[at as usize]));
+            }
             wanted.push(places);
             rows.push(local);
         }
         let pieces_of: Vec<usize> = (0..world).map(|r| layout.of(r).len()).collect();
-        let mine = pieces_of[s.rank()];
-        let counts: Vec<u32> = rows.iter().map(|r| r.len() as u32).collect();
-        if s.counts {
-            for ((p, places), rows) in layout.pieces.iter().zip(&wanted).zip(&mut rows) {
-                let all = segments[p.table];
-                rows.extend(places.iter().map(|&at| all[at as usize + 1] - all[at as usize]));
-            }
-        }
+        let own = pieces_of[s.rank()];
+        let lengths = rows.iter().map(|r| r.len() as u32).collect();
+        let comm = if ahead { &s.ahead } else { &s.comm };
+        let handle = comm.all_to_all_parts_start(rows.concat(), lengths, pieces_of, own);
+        Asking { wanted, handle: Some(handle) }
+    }
+
+    /// Waits for what [`Exchange::ask`] began, from here on the step's: what this rank was asked for, for each of its
+    /// pieces.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn prepare(&self, mut asking: Asking) -> Result<Vec<Asked>> {
+        let s = &self.shared;
+        let (ids, lengths) = asking.handle.take().expect("waited for once").wait()?;
+        let (world, own) = (s.layout.world, self.own().len());
         // words an id
         let each = 1 + usize::from(s.counts);
-        // [rank that asks, own piece]
-        let asked = s.comm.all_to_all(&counts, &pieces_of, &vec![mine; world])?;
-        let total = |pieces: &[Vec<u32>]| pieces.iter().map(Vec::len).sum::<usize>();
-        let sent: Vec<usize> = (0..world).map(|r| total(&rows[layout.of(r)])).collect();
-        let received: Vec<usize> =
-            (0..world).map(|r| asked[r * mine..][..mine].iter().map(|n| *n as usize * each).sum()).collect();
-        let ids = s.comm.all_to_all(&rows.concat(), &sent, &received)?;
-        let mut out = vec![Asked::default(); mine];
+        let mut out = vec![Asked::default(); own];
         let mut rest = &ids[..];
         for from in 0..world {
-            for (a, n) in out.iter_mut().zip(&asked[from * mine..][..mine]) {
-                let (head, tail) = rest.split_at(*n as usize * each);
-                let (ids, counts) = head.split_at(*n as usize);
+            for (a, n) in out.iter_mut().zip(&lengths[from * own..][..own]) {
+                let (head, tail) = rest.split_at(*n as usize);
+                let (ids, counts) = head.split_at(head.len() / each);
                 a.ids.extend_from_slice(ids);
                 a.occurrences.extend_from_slice(counts);
                 rest = tail;
@@ -211,9 +217,27 @@ impl Exchange {
                 }
             }
         }
-        let asked = (0..mine).map(|i| (0..world).map(|r| asked[r * mine + i] as usize).collect()).collect();
-        *lock(&s.route) = Route { wanted, asked };
+        let ids_of = |i: usize, r: usize| lengths[r * own + i] as usize / each;
+        let asked = (0..own).map(|i| (0..world).map(|r| ids_of(i, r)).collect()).collect();
+        *lock(&s.route) = Route { wanted: std::mem::take(&mut asking.wanted), asked };
         Ok(out)
+    }
+}
+
+/// A question to the other ranks, under way. One that nobody needs any more is waited for: all ranks asked it.
+#[derive(Debug)]
+pub struct Asking {
+    /// As in [`Route`].
+    wanted: Vec<Vec<u32>>,
+    handle: Option<Handle<(Vec<u32>, Vec<u32>)>>,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            // what goes wrong, the next operation of the ranks finds as well
+            let _ = handle.wait();
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::model::params::{Kind, Param};
 use crate::ops::dropout;
 use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, TensorSpec};
 use crate::train::events::{Interrupted, Report};
-use crate::train::ranks::{Exchange, Ranks};
+use crate::train::ranks::{Asking, Exchange, Ranks};
 use crate::train::tables::pack_tables;
 use std::borrow::Cow;
 use std::path::Path;
@@ -130,7 +130,10 @@ pub(super) fn upload_over(
 ) -> anyhow::Result<()> {
     match over {
         None => upload(program, batch),
-        Some((ranks, exchange)) => ranks.upload(program, exchange, &[batch], &batch.groups, false),
+        Some((ranks, exchange)) => {
+            let asking = ranks.ask(exchange, &batch.groups, false);
+            ranks.upload(program, exchange, &[batch], (&batch.groups, asking), false)
+        }
     }
 }
 
@@ -181,16 +184,38 @@ pub(super) fn upload_indices<'a>(
     Ok(())
 }
 
-/// Uploads the batches of a training step, and the keys of its dropouts. The last update of an epoch may have fewer than
-/// `accumulate` batches: the rest is padding.
+/// What a training step needs to know of its batches together.
+pub struct Together {
+    /// The ids of each table, of all batches; empty where there is one, and no other rank.
+    merged: Vec<SparseIds>,
+    /// What the ranks need of one another.
+    asking: Option<Asking>,
+}
+
+impl Together {
+    /// Of several ranks all begin here to ask for their rows, beside whatever is computed.
+    pub fn new(batches: &[Batch], accumulate: usize, over: Option<(&Ranks, &Exchange)>) -> Self {
+        let Some(first) = batches.first().filter(|_| accumulate > 1 || over.is_some()) else {
+            return Together { merged: vec![], asking: None };
+        };
+        let of = |i: usize| batches.iter().map(|b| &b.groups[i]).collect::<Vec<_>>();
+        let merged: Vec<SparseIds> = (0..first.groups.len()).map(|i| merge(&of(i), accumulate)).collect();
+        let asking = over.map(|(ranks, exchange)| ranks.ask(exchange, &merged, true));
+        Together { merged, asking }
+    }
+}
+
+/// Uploads the batches of a training step, and the keys of its dropouts. What is missing of `accumulate` batches is padding.
 pub fn upload_step(
     program: &mut Program,
     batches: &[Batch],
+    together: Together,
     cfg: &config::TrainConfig,
     step: u64,
     over: Option<(&Ranks, &Exchange)>,
 ) -> anyhow::Result<()> {
     let k = cfg.accumulate;
+    let Together { merged, asking } = together;
     // every batch of a step has its own dropouts, on whichever rank it is
     let first = over.map_or(0, |(r, _)| r.rank() * k);
     let mut keys = |name: &str, part: usize| match program.has_input(name) {
@@ -205,12 +230,10 @@ pub fn upload_step(
     for part in 0..k {
         keys(&part_name(DROPOUT, part), part)?;
     }
-    let merged: Vec<SparseIds> = (0..padding.groups.len())
-        .map(|i| merge(&batches.iter().map(|b| &b.groups[i]).collect::<Vec<_>>(), k))
-        .collect();
     if let Some((ranks, exchange)) = over {
         let all: Vec<&Batch> = (0..k).map(|part| batches.get(part).unwrap_or(&padding)).collect();
-        return ranks.upload(program, exchange, &all, &merged, true);
+        let asking = asking.expect("asked with the batches");
+        return ranks.upload(program, exchange, &all, (&merged, asking), true);
     }
     for part in 0..k {
         let batch = batches.get(part).unwrap_or(&padding);

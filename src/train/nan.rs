@@ -4,7 +4,7 @@
 //! until it looks. So the step can be taken again: on the CPU, operation by operation, without fusion, with a look at
 //! every result.
 
-use super::infer::upload_step;
+use super::infer::{Together, upload_step};
 use super::step::{GUARD, HYPER, training_step};
 use super::trainer::Trainer;
 use crate::data::batch::Batch;
@@ -203,7 +203,8 @@ fn first_bad(
             }
         }
     }
-    upload_step(program, batches, cfg, step, None)?;
+    let together = Together::new(batches, cfg.accumulate, None);
+    upload_step(program, batches, together, cfg, step, None)?;
     program.set("hyper", &hyper)?;
     match program {
         Program::Cpu(p, _) => Ok(p.first_bad(state)),

@@ -16,7 +16,7 @@ use anyhow::bail;
 use std::sync::Arc;
 
 pub use super::tally::{RankLine, RankReport};
-pub use crate::parallel::exchange::Exchange;
+pub use crate::parallel::exchange::{Asking, Exchange};
 
 /// How values travel between ranks.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +34,8 @@ pub struct Ranks {
     pub(super) comm: Communicator,
     /// For tables: its operations run beside the others.
     tables: Communicator,
+    /// For the ids of the next step, beside both.
+    ahead: Communicator,
     pub(super) layout: Arc<Layout>,
     options: RankOptions,
     signals: Arc<Signals>,
@@ -49,10 +51,14 @@ impl Ranks {
         if layout.world != comm.world() {
             bail!("the plan is for {} ranks, {} were started", layout.world, comm.world());
         }
-        let tables = comm.split(Some(0), comm.rank() as u32)?.expect("every rank has the same color");
+        let again = || -> anyhow::Result<Communicator> {
+            Ok(comm.split(Some(0), comm.rank() as u32)?.expect("every rank has the same color"))
+        };
+        let (tables, ahead) = (again()?, again()?);
         Ok(Ranks {
             comm,
             tables,
+            ahead,
             layout: layout.into(),
             options,
             signals: Arc::default(),
@@ -82,7 +88,8 @@ impl Ranks {
 
     /// The way of rows for a graph with at most so many distinct ids of each table, which may be told how often they occur.
     pub(super) fn exchange(&self, capacity: Vec<usize>, counts: bool, prefix: &str) -> Exchange {
-        Exchange::new(self.layout.clone(), self.tables.clone(), self.options.tables, capacity, counts, prefix)
+        let comms = (self.tables.clone(), self.ahead.clone());
+        Exchange::new(self.layout.clone(), comms, self.options.tables, capacity, counts, prefix)
     }
 
     /// The sum over ranks of the tables' part of the gradient's squared norm; by the tables' communicator, whose
@@ -126,7 +133,7 @@ impl Ranks {
     }
 
     /// What this rank would like after the next step.
-    pub(super) fn ask(&self, told: Told) {
+    pub(super) fn wish(&self, told: Told) {
         self.signals.ask([told.stop, told.interrupt, told.checkpoint]);
     }
 
@@ -136,19 +143,25 @@ impl Ranks {
         Told { stop, interrupt, checkpoint }
     }
 
-    /// Uploads the batches of a run of a graph, whose ids become places in the working tables, and tells the other ranks
-    /// which rows they need. `parts`: the graph's inputs are named for several batches.
+    /// Tells the other ranks which rows the next run of a graph needs. `merged`: the ids of each table; `ahead`: while another
+    /// step is computed.
+    pub(super) fn ask(&self, exchange: &Exchange, merged: &[SparseIds], ahead: bool) -> Asking {
+        let segments: Vec<&[u32]> = merged.iter().map(|s| &s.segments[..]).collect();
+        exchange.ask(&unique(merged), &segments, ahead)
+    }
+
+    /// Uploads the batches of a run of a graph, whose ids become places in the working tables, and what the other ranks need.
+    /// `parts`: the graph's inputs are named for several batches.
     pub(super) fn upload(
         &self,
         program: &mut Program,
         exchange: &Exchange,
         batches: &[&Batch],
-        merged: &[SparseIds],
+        (merged, asking): (&[SparseIds], Asking),
         parts: bool,
     ) -> anyhow::Result<()> {
-        let unique: Vec<&[u32]> = merged.iter().map(|s| &s.unique[..s.n_unique]).collect();
-        let segments: Vec<&[u32]> = merged.iter().map(|s| &s.segments[..]).collect();
-        let asked = exchange.prepare(&unique, &segments)?;
+        let asked = exchange.prepare(asking)?;
+        let unique = unique(merged);
         for (i, a) in asked.iter().enumerate() {
             let (ids, index) = exchange.inputs(i);
             program.set_ids(&ids, &a.ids)?;
@@ -215,13 +228,13 @@ impl Ranks {
 
     /// What this rank did so far.
     pub(super) fn figures(&self) -> RankLine {
-        let (a, b) = (self.comm.stats(), self.tables.stats());
+        let (a, b, c) = (self.comm.stats(), self.tables.stats(), self.ahead.stats());
         let values: usize = self.own().iter().map(|p| p.rows() * p.width()).sum();
         RankLine::new(
-            a.busy + b.busy,
-            a.waited + b.waited,
-            a.sent + b.sent,
-            a.received + b.received,
+            a.busy + b.busy + c.busy,
+            a.waited + b.waited + c.waited,
+            a.sent + b.sent + c.sent,
+            a.received + b.received + c.received,
             values as u64,
         )
     }
@@ -250,6 +263,11 @@ impl Ranks {
         self.comm.all_reduce(&mut v, Reduction::Max)?;
         Ok(v[0])
     }
+}
+
+/// Each table's distinct ids.
+fn unique(merged: &[SparseIds]) -> Vec<&[u32]> {
+    merged.iter().map(|s| &s.unique[..s.n_unique]).collect()
 }
 
 fn table_names(params: &[Param]) -> Vec<String> {

@@ -24,6 +24,10 @@ pub enum Ranks {}
 pub enum Exchange {}
 
 /// None.
+#[derive(Debug)]
+pub enum Asking {}
+
+/// None.
 #[derive(Clone, Debug)]
 pub enum Piece {}
 
@@ -99,7 +103,10 @@ impl Ranks {
     pub(super) fn share(&self, _: LoaderOptions) -> LoaderOptions {
         match *self {}
     }
-    pub(super) fn ask(&self, _: Told) {
+    pub(super) fn ask(&self, _: &Exchange, _: &[SparseIds], _: bool) -> Asking {
+        match *self {}
+    }
+    pub(super) fn wish(&self, _: Told) {
         match *self {}
     }
     pub(super) fn told(&self) -> Told {
@@ -110,7 +117,7 @@ impl Ranks {
         _: &mut Program,
         _: &Exchange,
         _: &[&Batch],
-        _: &[SparseIds],
+        _: (&[SparseIds], Asking),
         _: bool,
     ) -> anyhow::Result<()> {
         match *self {}

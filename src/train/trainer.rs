@@ -8,7 +8,7 @@
 use super::checkpoint::TensorSpec;
 use super::describe::{model_card, time_report};
 use super::diagnose::Diagnoser;
-use super::infer::{Inputs, Scorer, run_with_pauses, tensor_specs, upload_step};
+use super::infer::{Inputs, Scorer, Together, run_with_pauses, tensor_specs, upload_step};
 use super::nan::Watched;
 use super::progress::Progress;
 use super::ranks::{Exchange, Ranks};
@@ -19,6 +19,7 @@ use super::store::Store;
 use super::tally::Tally;
 use super::tally::Told;
 use super::{memory, run};
+use crate::data::batch::Batch;
 use crate::data::feed::Feed;
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::diagnose::ModelCard;
@@ -243,6 +244,16 @@ impl Trainer {
         Ok(train.loader(self.inputs.groups.clone(), order, self.share(options))?)
     }
 
+    /// The next step's batches; none after the last.
+    fn fetch(&mut self, loader: &mut Loader) -> anyhow::Result<(Vec<Batch>, Together)> {
+        let k = self.cfg.train.accumulate;
+        let waiting = Instant::now();
+        let batches = loader.by_ref().take(k).collect::<Result<Vec<_>, _>>()?;
+        self.progress.window.waited += waiting.elapsed().as_secs_f64();
+        let together = Together::new(&batches, k, self.ranks.as_ref().zip(self.exchange.as_ref()));
+        Ok((batches, together))
+    }
+
     /// The batches of an evaluation.
     pub(super) fn valid_batches(&self, valid: &Feed) -> anyhow::Result<Loader> {
         let options = self.share(LoaderOptions::new(self.scorer.batch));
@@ -310,10 +321,9 @@ impl Trainer {
             if self.progress.evaluate && self.evaluate(&valid, store, report).await? {
                 break 'epochs;
             }
+            let mut next = self.fetch(&mut loader)?;
             loop {
-                let waiting = Instant::now();
-                let batches = loader.by_ref().take(t.accumulate).collect::<Result<Vec<_>, _>>()?;
-                self.progress.window.waited += waiting.elapsed().as_secs_f64();
+                let (batches, together) = next;
                 if batches.is_empty() {
                     break;
                 }
@@ -325,12 +335,14 @@ impl Trainer {
                 self.watch(&batches, hyper).await?;
                 if let Some(r) = &self.ranks {
                     let (stop, interrupt) = (report.stop(), report.interrupt());
-                    r.ask(Told { stop, interrupt, checkpoint: r.rank() == 0 && self.checkpoint_is_due() });
+                    r.wish(Told { stop, interrupt, checkpoint: r.rank() == 0 && self.checkpoint_is_due() });
                     self.tally.begin(r);
                 }
                 let over = self.ranks.as_ref().zip(self.exchange.as_ref());
-                upload_step(&mut self.program, &batches, &t, step, over)?;
+                upload_step(&mut self.program, &batches, together, &t, step, over)?;
                 self.program.set("hyper", &hyper)?;
+                // while this step is computed, the ranks ask for the rows of the next
+                next = self.fetch(&mut loader)?;
                 let timed = step == PROFILED.min(self.schedule.total) && self.can_be_timed();
                 let ran = match timed {
                     true => self.timed_step(store).await,
