@@ -501,36 +501,6 @@ fn a_port_that_is_taken_is_said_once() {
     assert_eq!(code, Some(0), "{err}");
 }
 
-/// Ranks that nobody collects the errors of: one that ends because of another is short where that one is read too.
-#[test]
-fn ranks_under_mpirun_do_not_repeat_a_reason() {
-    let job = Job::new(100);
-    let argv = job.training(&job.path("run"), &["train.batch=16"]);
-    let mut wrong = argv.clone();
-    let at = wrong.iter().position(|a| a == "--train").unwrap() + 1;
-    wrong[at] = "/nonexistent/rows.tsv".into();
-    let port = free_port();
-    let start = |rank: usize| {
-        let argv = if rank == 1 { &wrong } else { &argv };
-        let (rank, port) = (rank.to_string(), port.to_string());
-        let mut c = Command::new(env!("CARGO_BIN_EXE_birkhoff"));
-        c.args(argv).env("OMPI_COMM_WORLD_RANK", &rank).env("OMPI_COMM_WORLD_LOCAL_RANK", &rank);
-        c.env("OMPI_COMM_WORLD_SIZE", "3").env("OMPI_COMM_WORLD_LOCAL_SIZE", "3").env("MASTER_PORT", port);
-        c.env("MASTER_ADDR", "127.0.0.1").env("BIRKHOFF_SECRET", "a secret").env("RAYON_NUM_THREADS", "1");
-        Started::new(&mut c, job.file())
-    };
-    let mut ranks: Vec<Started> = (0..3).map(start).collect();
-    for (rank, started) in ranks.iter_mut().enumerate() {
-        let (code, err) = started.end();
-        assert_eq!(code, Some(2), "{err}");
-        let [line] = errors(&err)[..] else { panic!("one line: {err}") };
-        match rank {
-            1 => assert!(line.contains("/nonexistent/rows.tsv"), "{line}"),
-            _ => assert_eq!(line, "error: ended because of rank 1"),
-        }
-    }
-}
-
 /// Ctrl-C: saved, and gone on with to the same end.
 #[test]
 fn interrupted_ranks_save_and_go_on() {
