@@ -409,7 +409,7 @@ fn ranks_that_differ_are_told_in_what() {
         (job.training(&job.path("run"), &["train.batch=16", "train.lr=0.5"]), "another configuration"),
         (other_rows, "another number of training rows"),
         (other_valid, "another content of the data files"),
-        ([argv.clone(), vec!["--grad-wire".into(), "bf16".into()]].concat(), "another plan or format"),
+        ([argv.clone(), vec!["--grad-wire".into(), "bf16".into()]].concat(), "another --plan, --grad-wire"),
     ];
     for (other, what) in cases {
         let port = free_port();
@@ -501,21 +501,73 @@ fn a_port_that_is_taken_is_said_once() {
     assert_eq!(code, Some(0), "{err}");
 }
 
+/// Steps keep their rows with another number of ranks, without being told to.
+#[test]
+fn another_number_of_ranks_keeps_the_size_of_a_step() {
+    let job = Job::new(1300);
+    let sets = ["train.batch=8", "train.checkpoint_every=5", "train.epochs=2"];
+    let undisturbed = job.alone("undisturbed", &["train.batch=32", "train.epochs=2"]);
+    let run = Run(job.path("run"));
+    let mut argv = job.training(&run.0, &sets);
+    argv.extend(["--ranks", "4"].map(str::to_owned));
+    let mut c = Command::new(env!("CARGO_BIN_EXE_birkhoff"));
+    let mut started = Started::new(c.args(&argv), job.file());
+    started.until("a checkpoint", |_| !run.checkpoints().is_empty());
+    assert!(signal("-INT", started.child.id()));
+    let (code, err) = started.end();
+    assert_eq!(code, Some(130), "{err}");
+    assert!(err.contains(&format!("Go on with: birkhoff train --ranks 4 --resume {}", s(&run.0))), "{err}");
+    let resume = |more: &[&str]| {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_birkhoff"));
+        c.args(["train", "--resume", s(&run.0)]).args(more);
+        Started::new(&mut c, job.file()).end()
+    };
+    let (code, err) = resume(&["--ranks", "3"]);
+    assert_eq!((code, errors(&err).len()), (Some(2), 1), "{err}");
+    assert!(
+        err.contains(
+            "its steps have 32 rows (train.batch = 8 on 4 ranks so far), which 3 ranks cannot share"
+        ),
+        "{err}"
+    );
+    // merged before there are weights of an evaluation
+    let one = job.path("state.safetensors");
+    ok(&["export", s(&run.0), "--state", "--out", s(&one)]);
+    let (code, err) = resume(&[]);
+    assert_eq!(code, Some(0), "{err}");
+    run.assert_near(&undisturbed, 1e-5, "4 ranks, then 1");
+    // a log without its checkpoints is not begun again
+    std::fs::remove_file(run.0.join("summary.json")).unwrap();
+    std::fs::remove_dir_all(run.0.join("checkpoints")).unwrap();
+    let (code, err) = resume(&["--ranks", "4"]);
+    assert_eq!((code, errors(&err).len()), (Some(2), 1), "{err}");
+    assert!(err.contains("its checkpoints are gone"), "{err}");
+}
+
 /// Ctrl-C: saved, and gone on with to the same end.
 #[test]
 fn interrupted_ranks_save_and_go_on() {
     let job = Job::new(2500);
     let sets = ["train.batch=16", "train.epochs=2"];
+    // how gradients travel is a part of the run
+    let training = |run: &Path| {
+        let mut argv = job.training(run, &sets);
+        argv.extend(["--grad-wire", "int8", "--table-wire", "bf16", "--bucket", "16"].map(str::to_owned));
+        argv
+    };
     let undisturbed = Run(job.path("undisturbed"));
-    let (code, err) = job.launch(&["--nproc", "3"], &job.training(&undisturbed.0, &sets)).end();
+    let (code, err) = job.launch(&["--nproc", "3"], &training(&undisturbed.0)).end();
     assert_eq!(code, Some(0), "{err}");
     let run = Run(job.path("run"));
-    let mut launched = job.launch(&["--nproc", "3"], &job.training(&run.0, &sets));
+    let mut launched = job.launch(&["--nproc", "3"], &training(&run.0));
     launched.until("a few steps", |_| run.losses().len() > 5);
     assert!(signal("-INT", launched.child.id()));
     let (code, err) = launched.end();
     assert_eq!(code, Some(130), "{err}");
     assert!(errors(&err).is_empty() && err.contains("everything is saved"), "{err}");
+    let how =
+        format!("Go on with: 3 ranks, such as: birkhoff launch --nproc 3 -- train --resume {}", s(&run.0));
+    assert!(err.contains(&how), "{err}");
     job.assert_nobody_left();
     assert!(!run.0.join("summary.json").exists(), "it was interrupted too late for this test");
     run.assert_readable();

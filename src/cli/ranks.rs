@@ -17,12 +17,13 @@ use crate::parallel::tables;
 use crate::text::error_line;
 use crate::train::infer::Inputs;
 use crate::train::ranks::{RankOptions, Ranks};
+use crate::train::resume::step_size;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -42,7 +43,7 @@ pub struct RankArgs {
     /// Train as several ranks that are threads of this process, without a launcher: rank N takes the N-th of the best GPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..))]
     pub ranks: Option<u8>,
-    /// How ranks reach one another: auto, tcp, mpi (needs the feature mpi), nccl (needs the feature nccl and GPUs)
+    /// How ranks reach one another: auto, local (see --ranks), tcp, mpi (needs the feature mpi), nccl (needs the feature nccl and GPUs)
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub collective: Kind,
     /// The longest silence of a rank that is not taken for its death
@@ -58,17 +59,18 @@ pub struct RankArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub collective_lanes: u8,
     /// What gradients of dense layers look like on the way: f32, bf16, f16 or int8 (with error feedback)
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub grad_wire: Wire,
-    /// What rows of embedding tables and their gradients look like on the way
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub table_wire: Wire,
+    /// [default: f32, or as the run began]
+    #[arg(long, value_name = "FORMAT")]
+    pub grad_wire: Option<Wire>,
+    /// What rows of embedding tables and their gradients look like on the way [default: f32, or as the run began]
+    #[arg(long, value_name = "FORMAT")]
+    pub table_wire: Option<Wire>,
     /// Whether gradients are summed while the next ones are computed
     #[arg(long, value_name = "ON|OFF", value_enum, default_value_t = Switch::On)]
     pub overlap: Switch,
-    /// Gradients summed by one operation, in KiB
-    #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub bucket: u32,
+    /// Gradients summed by one operation, in KiB [default: 4096, or as the run began]
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub bucket: Option<u32>,
     /// Where the embedding tables lie: a file of `birkhoff plan` [default: planned anew]
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
@@ -105,6 +107,9 @@ pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
             r.plan.is_none(),
             "--plan is for several ranks: start them with `birkhoff launch` or --ranks, or leave it out"
         );
+        if !args.quiet && (r.grad_wire.is_some() || r.table_wire.is_some()) {
+            eprintln!("note: --grad-wire and --table-wire are for several ranks");
+        }
         return Ok(None);
     }
     check(args)?;
@@ -116,7 +121,9 @@ pub fn join(args: &TrainArgs) -> anyhow::Result<Option<Communicator>> {
         lanes: r.collective_lanes.into(),
     };
     if let Some(p) = place.as_ref().filter(|p| p.rank == 0 && !p.master.is_empty() && !args.quiet) {
-        eprintln!("waiting for {} other ranks at {}:{}", p.world - 1, p.master, p.port);
+        let others =
+            if p.world == 2 { "the other rank".into() } else { format!("{} other ranks", p.world - 1) };
+        eprintln!("waiting for {others} at {}:{}", p.master, p.port);
     }
     let comm = connect(r.collective, place.as_ref(), &options)?;
     if comm.world() == 1 {
@@ -193,6 +200,38 @@ pub fn as_threads<T>(
 /// A thread's result; its panic is this one's.
 fn join_thread<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// How a run that ended before its time is gone on with by as many ranks.
+pub fn go_on(comm: Option<&Communicator>, run: &Path) -> String {
+    let run = run.display();
+    match comm {
+        None => format!("birkhoff train --resume {run}"),
+        Some(c) if is_thread(c) => format!("birkhoff train --ranks {} --resume {run}", c.world()),
+        Some(c) => {
+            format!("{} ranks, such as: birkhoff launch --nproc {0} -- train --resume {run}", c.world())
+        }
+    }
+}
+
+/// The configuration. The steps of a run that goes on keep their size, whatever the number of ranks, unless `--set
+/// train.batch` asks for another.
+pub fn config(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<Config> {
+    let mut cfg = args.resolve_config()?;
+    let world = comm.map_or(1, Communicator::world);
+    let given =
+        args.config.sets.iter().any(|s| s.split('=').next().is_some_and(|k| k.trim() == "train.batch"));
+    let Some(run) = args.resume.as_ref().filter(|_| !given) else { return Ok(cfg) };
+    let Some((batch, was)) = step_size(run).filter(|(_, was)| *was != world) else { return Ok(cfg) };
+    let rows = batch * was;
+    ensure!(
+        rows.is_multiple_of(world),
+        "{}: its steps have {rows} rows (train.batch = {batch} on {was} ranks so far), which {world} ranks cannot share \
+         evenly; start another number of ranks, or say with --set train.batch=N how many rows each has from here on",
+        run.display()
+    );
+    cfg.train.batch = rows / world;
+    Ok(cfg)
 }
 
 /// What several ranks cannot do.
@@ -292,19 +331,29 @@ pub fn ranks(
     }
     let options = RankOptions {
         dense: DenseOptions {
-            bucket: r.bucket as usize * 1024,
+            bucket: r.bucket.unwrap_or(4096) as usize * 1024,
             overlap: r.overlap == Switch::On,
-            wire: r.grad_wire,
+            wire: r.grad_wire.unwrap_or_default(),
         },
-        tables: r.table_wire,
+        tables: r.table_wire.unwrap_or_default(),
     };
     let how = format!("{:?}", (&options, placement.shards()));
     let ranks = Ranks::new(comm.clone(), layout, options)?;
+    ranks.agree_or(args.resume.is_some().into(), |rank| {
+        format!(
+            "of ranks 0 and {rank} one goes on with {}, the other would begin it: do their hosts see the same folder? Going on \
+             needs one that all share",
+            args.folder().display()
+        )
+    })?;
     ranks.agree("version of birkhoff", xxh3_64(env!("CARGO_PKG_VERSION").as_bytes()))?;
     ranks.agree("configuration", xxh3_64(cfg.to_toml()?.as_bytes()))?;
     ranks.agree("number of training rows", encoder.rows)?;
-    ranks.agree("content of the data files", files(&[&args.data.train, &args.data.valid]))?;
-    ranks.agree("plan or format of what is sent", xxh3_64(how.as_bytes()))?;
+    ranks.agree(
+        "content of the data files (--train, --valid)",
+        files(&[&args.data.train, &args.data.valid]),
+    )?;
+    ranks.agree("--plan, --grad-wire, --table-wire or --bucket", xxh3_64(how.as_bytes()))?;
     Ok(ranks)
 }
 

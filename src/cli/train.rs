@@ -2,7 +2,7 @@
 
 use super::args::{DataArgs, OnBadRow, TrainArgs};
 use super::{output, ranks};
-use crate::collective::Communicator;
+use crate::collective::{Communicator, Wire};
 use crate::data::FittedEncoder;
 use crate::data::feed::Feed;
 use crate::data::reader::RowPolicy;
@@ -53,6 +53,13 @@ struct DataRecord {
     sizes: Vec<u64>,
     /// As it was given: `cpu`, `auto`, a part of a name.
     device: String,
+    /// What travels between ranks, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    grad_wire: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    table_wire: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bucket: Option<u32>,
 }
 
 impl DataRecord {
@@ -115,7 +122,29 @@ impl DataRecord {
                 b.sizes
             );
         }
-        Ok(DataRecord { data, split: b.and_then(|b| b.split.clone()), sizes, device })
+        let r = &args.ranks;
+        let wire = |given: Option<Wire>, old: Option<&String>| given.map(|w| w.to_string()).or(old.cloned());
+        Ok(DataRecord {
+            data,
+            split: b.and_then(|b| b.split.clone()),
+            sizes,
+            device,
+            grad_wire: wire(r.grad_wire, b.and_then(|b| b.grad_wire.as_ref())),
+            table_wire: wire(r.table_wire, b.and_then(|b| b.table_wire.as_ref())),
+            bucket: r.bucket.or(b.and_then(|b| b.bucket)),
+        })
+    }
+
+    /// The arguments, with what a run that goes on had from its start.
+    fn complete(&self, args: &TrainArgs) -> anyhow::Result<TrainArgs> {
+        let mut args = args.clone();
+        let wire = |word: &Option<String>| word.as_deref().map(str::parse::<Wire>).transpose();
+        let r = &mut args.ranks;
+        r.grad_wire = wire(&self.grad_wire).map_err(anyhow::Error::msg)?;
+        r.table_wire = wire(&self.table_wire).map_err(anyhow::Error::msg)?;
+        r.bucket = self.bucket;
+        (args.data.train, args.data.valid) = (self.data.train.clone(), self.data.valid.clone());
+        Ok(args)
     }
 }
 
@@ -187,8 +216,9 @@ fn trainer(
 
 /// A rank beside that which keeps the run's folder.
 fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
-    let cfg = args.resolve_config()?;
+    let cfg = ranks::config(args, Some(comm))?;
     let mut record = DataRecord::new(args)?;
+    let args = &record.complete(args)?;
     let device = ranks::device(&record.device, Some(comm))?;
     let data = open_data(args, &cfg, &mut record, &spinner(true, ""))?;
     let mut trainer = trainer(args, &cfg, &data.encoder, &device, Some(comm))?;
@@ -208,8 +238,9 @@ fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
 /// The run, by its only or first rank.
 fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<Done> {
     let resumed = args.resume.as_deref().map(RunFolder::resume).transpose()?;
-    let cfg = args.resolve_config()?;
+    let cfg = ranks::config(args, comm)?;
     let mut record = DataRecord::new(args)?;
+    let args = &record.complete(args)?;
     let device = ranks::device(&record.device, comm)?;
     let folder = match resumed {
         Some(folder) => folder,
@@ -272,10 +303,7 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     report.bar.finish_and_clear();
     let summary = match summary {
         Err(e) if e.is::<Interrupted>() => {
-            eprintln!(
-                "{e}; everything is saved. Go on with: birkhoff train --resume {}",
-                folder.path().display()
-            );
+            eprintln!("{e}; everything is saved. Go on with: {}", ranks::go_on(comm, folder.path()));
             return Err(e);
         }
         other => other?,
@@ -333,6 +361,11 @@ fn take_up(
     let resumed = trainer.resume(folder, &on_purpose, &mut |line| eprintln!("{line}"))?;
     let Some(r) = &resumed else {
         ensure!(
+            !went_past_a_checkpoint(&folder.metrics_path()),
+            "{name}: its checkpoints are gone, though its log goes on after the first of them; put them back, or train again \
+             with --out {name} --force, which replaces all that is there"
+        );
+        ensure!(
             !finished,
             "{name}: finished, and its checkpoints are gone: it cannot go on; train again with --out {name} --force"
         );
@@ -366,6 +399,13 @@ fn take_up(
     }
     folder.rewind(cfg, r.step, r.lines)?;
     Ok(resumed)
+}
+
+/// Whether a log has steps after an evaluation: with it a checkpoint was written.
+fn went_past_a_checkpoint(log: &Path) -> bool {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let mut kinds = text.lines().filter_map(|l| serde_json::from_str::<serde_json::Value>(l).ok());
+    kinds.by_ref().any(|l| l["type"] == "eval") && kinds.any(|l| l["type"] == "step")
 }
 
 /// Set by the first Ctrl-C (or SIGTERM).

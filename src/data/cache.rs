@@ -206,7 +206,7 @@ impl CacheWriter {
         };
         let result = (|| {
             if self.file.is_none() {
-                let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
+                let temporary = path.with_extension(format!("tmp-{}", super::unique()));
                 self.file =
                     Some((temporary.clone(), BufWriter::with_capacity(1 << 20, File::create(temporary)?)));
             }

@@ -42,6 +42,7 @@ pub mod vocab;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use encoder::FittedEncoder;
 pub use error::DataError;
@@ -52,6 +53,12 @@ pub use error::DataError;
 pub(crate) fn is_stream(path: &Path) -> bool {
     let systems = path.starts_with("/dev") || path.starts_with("/proc");
     path.exists() && (!path.is_file() || (systems && path.is_symlink()))
+}
+
+/// A word for a temporary file's name: no other process of this host has it, nor another thread.
+pub(crate) fn unique() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Writes a file under a temporary name in the same folder, then renames it: whoever sees the

@@ -233,7 +233,7 @@ pub struct TrainedRun {
 impl TrainedRun {
     /// Opens a run folder: its best weights, or those of a step.
     pub fn open(path: &Path, step: Option<u64>) -> anyhow::Result<Self> {
-        let run = RunFolder::open(path)?;
+        let run = if step.is_none() { RunFolder::open(path)? } else { RunFolder::look(path)? };
         let config = run.read_config()?;
         let encoder = Arc::new(FittedEncoder::load(&run.vocab_path())?);
         let inputs = Inputs::new(encoder, &config, &Device::Cpu)?;
@@ -319,7 +319,7 @@ fn load(file: &Path, specs: &[TensorSpec]) -> anyhow::Result<Checkpoint> {
 /// Writes a checkpoint of a run, the newest or that of a step, as one file, whatever number of ranks wrote it: the whole
 /// training state. Returns its step and what is in it.
 pub fn save_state(run: &Path, step: Option<u64>, to: &Path) -> anyhow::Result<(u64, Vec<TensorSpec>)> {
-    let all = RunFolder::open(run)?.checkpoints();
+    let all = RunFolder::look(run)?.checkpoints();
     let found = all.iter().rev().find(|(s, _)| step.is_none_or(|step| step == *s));
     let Some((step, path)) = found else {
         let steps: Vec<String> = all.iter().map(|c| c.0.to_string()).collect();

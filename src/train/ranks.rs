@@ -191,12 +191,19 @@ impl Ranks {
     /// # Errors
     /// If they do not: says which rank differs.
     pub fn agree(&self, what: &str, value: u64) -> anyhow::Result<()> {
+        self.agree_or(value, |rank| {
+            format!(
+                "rank {rank} has another {what} than rank 0; start all ranks with the same version, configuration and files"
+            )
+        })
+    }
+
+    /// The same, with an error of one's own about the first rank that differs from rank 0.
+    pub fn agree_or(&self, value: u64, error: impl FnOnce(usize) -> String) -> anyhow::Result<()> {
         let all = self.comm.all_gather(&[value], &vec![1; self.world()])?;
         match all.iter().position(|v| *v != all[0]) {
             None => Ok(()),
-            Some(rank) => bail!(
-                "rank {rank} has another {what} than rank 0; start all ranks with the same version, configuration and files"
-            ),
+            Some(rank) => bail!(error(rank)),
         }
     }
 

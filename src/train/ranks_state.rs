@@ -129,6 +129,15 @@ impl Ranks {
         let all = self.comm.all_gather(&[u32::from(mine)], &vec![1; self.world()])?;
         if let Some(mark) = mark {
             store.unmark(&mark);
+            let blind: Vec<String> =
+                all.iter().enumerate().filter(|(_, x)| **x == 0).map(|(r, _)| r.to_string()).collect();
+            if !blind.is_empty() {
+                tracing::warn!(
+                    "not seen by all ranks: the run's folder (by rank {}); rank 0 writes their parts of checkpoints, but they \
+                     cannot go on from them: use a folder that all hosts share",
+                    blind.join(", ")
+                );
+            }
         }
         Ok(all.into_iter().map(|x| x == 1).collect())
     }

@@ -177,6 +177,9 @@ impl Ranks {
     pub fn largest(&self, _: u64) -> anyhow::Result<u64> {
         match *self {}
     }
+    pub fn agree_or(&self, _: u64, _: impl FnOnce(usize) -> String) -> anyhow::Result<()> {
+        match *self {}
+    }
     pub fn agree(&self, _: &str, _: u64) -> anyhow::Result<()> {
         match *self {}
     }

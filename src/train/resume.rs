@@ -91,12 +91,17 @@ impl Trainer {
         say: &mut dyn FnMut(String),
     ) -> anyhow::Result<Option<Resumed>> {
         let all = run.checkpoints();
+        let first = all.first().map_or(0, |c| c.0);
+        let back = |damage: &dyn std::fmt::Display, step: u64| match step == first {
+            true => format!("{damage}"),
+            false => format!("{damage}; going back to the checkpoint before step {step}"),
+        };
         for (step, path) in all.iter().rev() {
             match self.read(path, on_purpose, say) {
                 Ok((saved, from)) => {
                     let (step, lines) = (saved.progress.step, saved.lines);
                     if let Some(damage) = self.take_up(&saved, path, from)? {
-                        say(format!("{damage}; going back to the checkpoint before step {step}"));
+                        say(back(&damage, step));
                         continue;
                     }
                     self.progress = saved.progress;
@@ -106,7 +111,7 @@ impl Trainer {
                     return Ok(Some(Resumed { step, lines }));
                 }
                 Err(e) if e.downcast_ref::<CheckpointError>().is_some_and(CheckpointError::is_damaged) => {
-                    say(format!("{e}; going back to the checkpoint before step {step}"));
+                    say(back(&e, *step));
                 }
                 Err(e) => return Err(e),
             }
@@ -119,7 +124,8 @@ impl Trainer {
                 Ok(None)
             }
             false => bail!(
-                "{0}: none of its {1} checkpoints can be read; train again with --out {0} --force",
+                "{0}: none of its {1} checkpoints can be read; put back the files that are missing or damaged, or train again \
+                 with --out {0} --force, which replaces all that is there",
                 run.path().display(),
                 all.len()
             ),
@@ -298,6 +304,17 @@ impl Trainer {
         }
         from.gather(&run.weights_path(), &self.specs, &self.best_meta())
     }
+}
+
+/// `train.batch` and the number of ranks of a run, by the newest of its checkpoints that can be read.
+pub fn step_size(run: &Path) -> Option<(usize, usize)> {
+    let saved = |path: &Path| {
+        let header = checkpoint::read_header(path).ok()?;
+        let saved: Saved = serde_json::from_str(header.meta.extra.get(STATE)?).ok()?;
+        let config = Config::from_text("checkpoint", &saved.config, &[]).ok()?;
+        Some((config.train.batch, saved.world))
+    };
+    super::run::checkpoints(run).iter().rev().find_map(|(_, path)| saved(path))
 }
 
 /// What rank 0 tells the others of a checkpoint that all go on from.

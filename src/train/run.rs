@@ -290,6 +290,19 @@ impl RunFolder {
 
     /// Opens a run for reading; it has a configuration and weights, but may be unfinished.
     pub fn open(path: &Path) -> Result<Self, RunError> {
+        let run = Self::look(path)?;
+        if !path.join(WEIGHTS).is_file() {
+            let name = path.display().to_string();
+            return Err(match checkpoints(path).is_empty() {
+                true => RunError::NoWeights(name),
+                false => RunError::NoEvaluation(name),
+            });
+        }
+        Ok(run)
+    }
+
+    /// The same of one that may have no weights yet, but checkpoints.
+    pub fn look(path: &Path) -> Result<Self, RunError> {
         let name = path.display().to_string();
         match fs::metadata(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(RunError::Missing(name)),
@@ -299,12 +312,6 @@ impl RunFolder {
         }
         if !path.join(CONFIG).is_file() {
             return Err(RunError::NoConfig(name));
-        }
-        if !path.join(WEIGHTS).is_file() {
-            return Err(match checkpoints(path).is_empty() {
-                true => RunError::NoWeights(name),
-                false => RunError::NoEvaluation(name),
-            });
         }
         Ok(Self { path: path.to_owned(), notice: None, lock: None, made: vec![] })
     }
@@ -487,7 +494,8 @@ pub fn write_atomic(
     let (Some(name), false) = (target.file_name(), target.is_dir()) else {
         return Err(io_error(path, "write")(io::Error::other("it is a folder")));
     };
-    let temporary = target.with_file_name(format!(".{}.tmp-{}", name.to_string_lossy(), std::process::id()));
+    let temporary =
+        target.with_file_name(format!(".{}.tmp-{}", name.to_string_lossy(), crate::data::unique()));
     let result = write_through(&temporary, write).and_then(|()| fs::rename(&temporary, &target));
     if result.is_err() {
         let _ = fs::remove_file(&temporary);

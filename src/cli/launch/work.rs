@@ -10,6 +10,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use super::super::args::{Cli, Command};
 use super::group::Work;
+use crate::collective::connect::Kind;
 use crate::train::run::{CONFIG, DATA, SUMMARY, VOCAB, checkpoints};
 
 /// Options of `birkhoff train` whose values the run folder holds: `--resume` refuses some of them and needs none.
@@ -82,6 +83,15 @@ impl Checked {
         let cli = Cli::from_arg_matches(&matches).map_err(|e| anyhow::anyhow!("{e}"))?;
         let (files, training): (Vec<&PathBuf>, _) = match &cli.command {
             Command::Train(args) => {
+                ensure!(
+                    args.ranks.ranks.is_none() && args.ranks.collective != Kind::Local,
+                    "--ranks and --collective local are for threads of one process: birkhoff train --ranks N without launch"
+                );
+                ensure!(
+                    !args.dashboard,
+                    "--dashboard is for one rank; open `birkhoff dashboard {}` beside them",
+                    args.folder().display()
+                );
                 if args.resume.is_none() {
                     args.resolve_config()?;
                 }

@@ -13,6 +13,14 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+/// An error as people say it: the system's word for a time that ran out is another's.
+pub fn words(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no answer came in time".into(),
+        _ => e.to_string(),
+    }
+}
+
 /// Changes with every change of a message's layout.
 pub const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"birkhoff";
@@ -162,7 +170,7 @@ pub fn answer(
     job: u64,
     admit: impl FnOnce(&Hello) -> std::result::Result<(), String>,
 ) -> std::result::Result<Hello, String> {
-    let io = |e: io::Error| format!("the handshake broke off: {e}");
+    let io = |e: io::Error| format!("the handshake broke off: {}", words(&e));
     stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
     let mut bytes = [0; HELLO];
@@ -212,7 +220,7 @@ pub fn introduce(stream: &mut TcpStream, secret: &[u8], hello: Hello, at: &str) 
     match call(stream, secret, hello) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(why)) => Err(setup_error(format!("{at} refused rank {}: {why}", hello.rank))),
-        Err(e) => Err(join_error(format!("the handshake with {at} broke off: {e}"))),
+        Err(e) => Err(join_error(format!("the handshake with {at} broke off: {}", words(&e)))),
     }
 }
 

@@ -93,7 +93,8 @@ impl Tcp {
         if o.secret.is_empty() {
             return Err(setup_error(
                 "BIRKHOFF_SECRET is not set: ranks prove to one another that they belong together; set it to the same \
-                 long random text for all, such as that of `openssl rand -hex 32`, or start them by `birkhoff launch`",
+                 long random text for all, such as that of `openssl rand -hex 32` (mpirun hands it on by -x BIRKHOFF_SECRET), or \
+                 start them by `birkhoff launch`",
             ));
         }
         let job = xxh3_64(o.job.as_bytes());
@@ -242,8 +243,9 @@ impl Tcp {
                 Failure::new(0, Cause::Lost, why).during(&"joining")
             }
             _ => join_error(format!(
-                "rank {} joined at {master} but the group did not get complete: {e}",
-                o.rank
+                "rank {} joined at {master} but the group did not get complete: {}",
+                o.rank,
+                auth::words(&e)
             )),
         })?;
         let mut doors: Vec<SocketAddr> = table.lines().filter_map(|l| l.parse().ok()).collect();
