@@ -277,6 +277,11 @@ impl Run {
     }
 }
 
+/// As words for [`ok`].
+pub fn text(argv: &[String]) -> Vec<&str> {
+    argv.iter().map(String::as_str).collect()
+}
+
 /// A signal by its name, to one process.
 pub fn signal(name: &str, pid: u32) -> bool {
     let o = Command::new("kill").args([name, &pid.to_string()]).output().unwrap();
