@@ -125,7 +125,7 @@ impl Ranks {
     pub(super) fn who_sees(&self, store: &mut dyn Store) -> anyhow::Result<Vec<bool>> {
         let mark = if self.rank() == 0 { store.mark()? } else { None };
         let told = self.tell((self.rank() == 0).then(|| mark.clone().unwrap_or_default()))?;
-        let mine = !told.is_empty() && (self.rank() == 0 || store.sees(&told));
+        let mine = self.rank() == 0 || !told.is_empty() && store.sees(&told);
         let all = self.comm.all_gather(&[u32::from(mine)], &vec![1; self.world()])?;
         if let Some(mark) = mark {
             store.unmark(&mark);

@@ -11,7 +11,7 @@ use rand::TryRng;
 use sha2::Sha256;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An error as people say it: the system's word for a time that ran out is another's.
 pub fn words(e: &io::Error) -> String {
@@ -215,18 +215,69 @@ pub fn setup_error(what: impl Into<String>) -> CollectiveError {
     CollectiveError::Setup(what.into())
 }
 
-/// [`call`] with errors in words.
-pub fn introduce(stream: &mut TcpStream, secret: &[u8], hello: Hello, at: &str) -> Result<()> {
-    match call(stream, secret, hello) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(why)) => Err(setup_error(format!("{at} refused rank {}: {why}", hello.rank))),
-        Err(e) => Err(join_error(format!("the handshake with {at} broke off: {}", words(&e)))),
+/// How long a caller tries again who is turned away without a word.
+const INSIST: Duration = Duration::from_secs(3);
+
+/// [`call`] with errors in words. A door at which too many strangers stand turns everybody away: `again` connects anew.
+pub fn introduce(
+    mut stream: TcpStream,
+    again: impl Fn() -> io::Result<TcpStream>,
+    secret: &[u8],
+    hello: Hello,
+    at: &str,
+) -> Result<TcpStream> {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    let (begin, mut wait) = (Instant::now(), Duration::from_millis(10));
+    loop {
+        let e = match call(&mut stream, secret, hello) {
+            Ok(Ok(())) => return Ok(stream),
+            Ok(Err(why)) => return Err(setup_error(format!("{at} refused rank {}: {why}", hello.rank))),
+            Err(e) => e,
+        };
+        let turned_away =
+            matches!(e.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof);
+        let next = (turned_away && begin.elapsed() < INSIST).then(|| {
+            std::thread::sleep(wait);
+            again().ok()
+        });
+        let Some(next) = next.flatten() else {
+            return Err(join_error(format!("the handshake with {at} broke off: {}", words(&e))));
+        };
+        stream = next;
+        wait = (wait * 2).min(Duration::from_millis(300));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_turned_away_comes_again() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let hello = Hello { joins: true, job: 1, group: 0, rank: 1, world: 2, lane: 0, port: 9 };
+        let come = || {
+            introduce(TcpStream::connect(at).unwrap(), || TcpStream::connect(at), b"s", hello, "the master")
+        };
+        std::thread::scope(|s| {
+            let door = s.spawn(|| {
+                for _ in 0..3 {
+                    drop(listener.accept().unwrap());
+                }
+                answer(&mut listener.accept().unwrap().0, b"s", 1, |_| Ok(())).unwrap()
+            });
+            come().expect("at last");
+            assert_eq!(door.join().unwrap(), hello);
+        });
+        // a door that is gone is not waited for
+        let first = TcpStream::connect(at).unwrap();
+        drop(listener);
+        let begin = Instant::now();
+        let e = introduce(first, || TcpStream::connect(at), b"s", hello, "the master").unwrap_err();
+        assert!(e.to_string().contains("the handshake with the master broke off"), "{e}");
+        assert!(begin.elapsed() < INSIST);
+    }
 
     #[test]
     fn a_hello_keeps_its_fields() {

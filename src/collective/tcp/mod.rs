@@ -210,7 +210,7 @@ impl Tcp {
 
     fn join_master(o: &TcpOptions, job: u64, deadline: Instant) -> Result<Joined> {
         let mut wait = Duration::from_millis(5);
-        let mut stream = loop {
+        let stream = loop {
             // the master may not be up yet, nor its name
             let why = match Self::resolve(o) {
                 Ok(at) => match at.iter().find_map(|a| connect(*a).ok()) {
@@ -235,7 +235,8 @@ impl Tcp {
         let door = Door::open(Self::listen(o, own, 0)?, &o.secret, job, o.world, false).map_err(io)?;
         let (rank, world) = (o.rank as u32, o.world as u32);
         let hello = Hello { joins: true, job, group: 0, rank, world, lane: 0, port: door.port() };
-        introduce(&mut stream, &o.secret, hello, &format!("the master at {master}"))?;
+        let name = format!("the master at {master}");
+        let mut stream = introduce(stream, || connect(master), &o.secret, hello, &name)?;
         let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
         let table = control::receive_table(&mut stream, rest).map_err(|e| match e.kind() {
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
@@ -264,7 +265,7 @@ impl Tcp {
         for (peer, &member) in members.iter().enumerate().take(rank) {
             let at = shared.doors[member];
             for lane in 0..lanes {
-                let mut stream = connect(at)
+                let stream = connect(at)
                     .map_err(|e| join_error(format!("rank {rank} cannot reach rank {peer} at {at}: {e}")))?;
                 let hello = Hello {
                     joins: false,
@@ -275,7 +276,8 @@ impl Tcp {
                     lane: lane as u32,
                     port: 0,
                 };
-                introduce(&mut stream, &shared.secret, hello, &format!("rank {peer} at {at}"))?;
+                let name = format!("rank {peer} at {at}");
+                let stream = introduce(stream, || connect(at), &shared.secret, hello, &name)?;
                 streams.push((peer, lane, stream));
             }
         }

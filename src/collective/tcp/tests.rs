@@ -164,9 +164,10 @@ fn strangers() {
                 })
             })
             .collect();
-        ranks.into_iter().for_each(|r| r.join().expect("no panic"));
+        let ended: Vec<bool> = ranks.into_iter().map(|r| r.join().is_ok()).collect();
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         assert!(stranger.join().unwrap() > 10);
+        assert_eq!(ended, [true; 3]);
     });
 }
 
@@ -244,7 +245,7 @@ fn a_silent_rank_is_an_error_within_the_timeout() {
             Tcp::join_master(&o, job, Instant::now() + o.join_timeout).expect("joins");
         let hello = Hello { joins: false, job, group: 0, rank: 1, world: 3, lane: 0, port: 0 };
         let mut lower = connect(doors[0]).unwrap();
-        introduce(&mut lower, &o.secret, hello, "rank 0").unwrap();
+        auth::call(&mut lower, &o.secret, hello).unwrap().unwrap();
         let _higher = door.wait((0, 2, 0), Instant::now() + o.join_timeout).expect("rank 2 comes");
         for r in ranks {
             let (e, took) = r.join().unwrap();
@@ -269,7 +270,7 @@ fn garbage_instead_of_a_frame() {
             Tcp::join_master(&o, job, Instant::now() + o.join_timeout).expect("joins");
         let hello = Hello { joins: false, job, group: 0, rank: 1, world: 2, lane: 0, port: 0 };
         let mut data = connect(doors[0]).unwrap();
-        introduce(&mut data, &o.secret, hello, "rank 0").unwrap();
+        auth::call(&mut data, &o.secret, hello).unwrap().unwrap();
         data.write_all(&[0x42; 100]).unwrap();
         let e = rank.join().unwrap();
         assert!(e.contains("a damaged frame from rank 1"), "{e}");
