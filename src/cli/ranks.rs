@@ -241,6 +241,11 @@ fn check(args: &TrainArgs) -> anyhow::Result<()> {
         !args.data.train.iter().chain(&args.data.valid).any(|p| p.as_os_str() == "-"),
         "several ranks cannot read standard input; write the rows to a file"
     );
+    no_dashboard(args)
+}
+
+/// A window beside one of several ranks is refused.
+pub fn no_dashboard(args: &TrainArgs) -> anyhow::Result<()> {
     ensure!(
         !args.dashboard,
         "--dashboard is for one rank; open `birkhoff dashboard {}` beside them",

@@ -322,12 +322,12 @@ pub fn save_state(run: &Path, step: Option<u64>, to: &Path) -> anyhow::Result<(u
     let all = RunFolder::look(run)?.checkpoints();
     let found = all.iter().rev().find(|(s, _)| step.is_none_or(|step| step == *s));
     let Some((step, path)) = found else {
-        let steps: Vec<String> = all.iter().map(|c| c.0.to_string()).collect();
+        let steps: Vec<u64> = all.iter().map(|c| c.0).collect();
         bail!(
             "{}: no checkpoint{}; there are those of step {}",
             run.display(),
             step.map_or(String::new(), |s| format!(" of step {s}")),
-            if steps.is_empty() { "none".into() } else { steps.join(", ") }
+            listed(&steps)
         )
     };
     let mut from = sharded::Checkpoint::open(path)?;
@@ -335,6 +335,14 @@ pub fn save_state(run: &Path, step: Option<u64>, to: &Path) -> anyhow::Result<(u
     let (tensors, meta) = (from.tensors(), from.meta().clone());
     from.gather(to, &tensors, &meta)?;
     Ok((*step, tensors))
+}
+
+/// Steps as an error lists them.
+fn listed(steps: &[u64]) -> String {
+    match steps {
+        [] => "none".into(),
+        _ => steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// The file of a run's folder, or of a folder in it, that holds the weights after `step` steps.
@@ -368,10 +376,5 @@ fn weights_of_step(run: &Path, step: u64) -> anyhow::Result<PathBuf> {
     }
     steps.sort_unstable();
     steps.dedup();
-    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
-    bail!(
-        "{}: no weights of step {step}; there are those of step {}",
-        run.display(),
-        if steps.is_empty() { "none".into() } else { steps.join(", ") }
-    )
+    bail!("{}: no weights of step {step}; there are those of step {}", run.display(), listed(&steps))
 }

@@ -3,7 +3,7 @@
 
 use super::infer::{part_name, upload_examples, upload_indices};
 use super::tally::Told;
-use crate::collective::{Communicator, Reduction, Wire};
+use crate::collective::{Communicator, Element, Reduction, Wire};
 use crate::data::batch::{Batch, SparseIds};
 use crate::data::loader::LoaderOptions;
 use crate::data::metrics::MetricsAccumulator;
@@ -200,19 +200,28 @@ impl Ranks {
 
     /// The same, with an error of one's own about the first rank that differs from rank 0.
     pub fn agree_or(&self, value: u64, error: impl FnOnce(usize) -> String) -> anyhow::Result<()> {
-        let all = self.comm.all_gather(&[value], &vec![1; self.world()])?;
+        let all = self.one_of_each(value)?;
         match all.iter().position(|v| *v != all[0]) {
             None => Ok(()),
             Some(rank) => bail!(error(rank)),
         }
     }
 
+    /// Every rank's value.
+    pub(super) fn one_of_each<T: Element>(&self, mine: T) -> anyhow::Result<Vec<T>> {
+        Ok(self.comm.all_gather(&[mine], &vec![1; self.world()])?)
+    }
+
+    /// Every rank's values, one rank's after the other's, and how many each has.
+    pub(super) fn some_of_each<T: Element>(&self, mine: &[T]) -> anyhow::Result<(Vec<T>, Vec<usize>)> {
+        let lengths = self.one_of_each(mine.len() as u64)?;
+        let lengths: Vec<usize> = lengths.into_iter().map(|n| n as usize).collect();
+        Ok((self.comm.all_gather(mine, &lengths)?, lengths))
+    }
+
     /// Everyone's scores and labels.
     pub(super) fn merge(&self, mine: &MetricsAccumulator) -> anyhow::Result<MetricsAccumulator> {
-        let mine = mine.to_words();
-        let lengths = self.comm.all_gather(&[mine.len() as u64], &vec![1; self.world()])?;
-        let lengths: Vec<usize> = lengths.into_iter().map(|n| n as usize).collect();
-        let all = self.comm.all_gather(&mine, &lengths)?;
+        let (all, lengths) = self.some_of_each(&mine.to_words())?;
         let mut rest = &all[..];
         let mut out = MetricsAccumulator::new();
         for n in lengths {

@@ -3,7 +3,7 @@
 
 use super::checkpoint::{CheckpointError, CheckpointMeta, TensorRef, TensorSpec};
 use super::ranks::Ranks;
-use super::save::StateTensors;
+use super::save::{StateTensors, table_of};
 use super::sharded::{Checkpoint, FEEDBACK, Part, Shard, part_spec};
 use super::store::Store;
 use crate::graph::exec::State;
@@ -57,16 +57,6 @@ impl Held<'_> {
         };
         specs.iter().map(&mut next).collect()
     }
-}
-
-/// The table that a name in the state belongs to, its place among the tables, and which of the optimiser's values it is.
-fn table_of<'a, 'b>(params: &'a [Param], name: &'b str) -> Option<(usize, &'a Param, Option<&'b str>)> {
-    let (base, what) = match name.split_once('#') {
-        Some((base, what)) => (base, Some(what)),
-        None => (name, None),
-    };
-    let mut tables = params.iter().filter(|p| p.is_table()).enumerate();
-    tables.find(|(_, p)| p.name == base).map(|(i, p)| (i, p, what))
 }
 
 /// Values of whole rows of a table, of those columns that a piece has.
@@ -126,7 +116,7 @@ impl Ranks {
         let mark = if self.rank() == 0 { store.mark()? } else { None };
         let told = self.tell((self.rank() == 0).then(|| mark.clone().unwrap_or_default()))?;
         let mine = self.rank() == 0 || !told.is_empty() && store.sees(&told);
-        let all = self.comm.all_gather(&[u32::from(mine)], &vec![1; self.world()])?;
+        let all = self.one_of_each(u32::from(mine))?;
         if let Some(mark) = mark {
             store.unmark(&mark);
             let blind: Vec<String> =
@@ -193,7 +183,7 @@ impl Ranks {
             shards[rank] = Some(store.shard(rank, world, &refs, meta)?);
         }
         // by which all files are known to be there
-        let sums = self.comm.all_gather(&[sum], &vec![1; world])?;
+        let sums = self.one_of_each(sum)?;
         for (rank, sum) in sums.into_iter().enumerate().filter(|(_, sum)| *sum != 0) {
             let file = super::run::shard_name(meta.step, rank, world);
             shards[rank] = Some(Shard { file, sum: format!("{sum:016x}") });
@@ -306,7 +296,7 @@ impl Ranks {
         (state, params, saved): (&mut State, &[Param], &[StateTensors]),
     ) -> anyhow::Result<Option<CheckpointError>> {
         let (me, world) = (self.rank(), self.world());
-        let sees = self.comm.all_gather(&[u32::from(from.is_some())], &vec![1; world])?;
+        let sees = self.one_of_each(u32::from(from.is_some()))?;
         let readers: Vec<usize> = (0..world).filter(|r| sees[*r] == 1).collect();
         let share = readers.iter().position(|r| *r == me);
         let checked = match (&mut from, share) {
@@ -368,9 +358,7 @@ impl Ranks {
     /// The first rank's error, if any has one, on all.
     fn first_error(&self, mine: Option<CheckpointError>) -> anyhow::Result<Option<CheckpointError>> {
         let mine = mine.map(|e| e.to_words()).unwrap_or_default();
-        let lengths = self.comm.all_gather(&[mine.len() as u64], &vec![1; self.world()])?;
-        let lengths: Vec<usize> = lengths.into_iter().map(|n| n as usize).collect();
-        let all = self.comm.all_gather(&mine, &lengths)?;
+        let (all, lengths) = self.some_of_each(&mine)?;
         let first = lengths.into_iter().find(|n| *n > 0);
         Ok(first.map(|n| CheckpointError::from_words(&all[..n])))
     }

@@ -65,6 +65,19 @@ pub fn state_tensors(params: &[Param], optimizer: &[(String, usize)]) -> Vec<Sta
     out
 }
 
+/// The table that a name in the state belongs to, its place among the tables, and which of the optimiser's values it is.
+pub(super) fn table_of<'a, 'b>(
+    params: &'a [Param],
+    name: &'b str,
+) -> Option<(usize, &'a Param, Option<&'b str>)> {
+    let (base, what) = match name.split_once('#') {
+        Some((base, what)) => (base, Some(what)),
+        None => (name, None),
+    };
+    let mut tables = params.iter().filter(|p| p.is_table()).enumerate();
+    tables.find(|(_, p)| p.name == base).map(|(i, p)| (i, p, what))
+}
+
 impl Trainer {
     /// Hands the whole training state to the store, if it keeps such.
     pub(super) async fn checkpoint(&mut self, store: &mut dyn Store) -> anyhow::Result<()> {
@@ -88,9 +101,7 @@ impl Trainer {
         // of several ranks: what is the same on all
         let mut here: Vec<&StateTensors> = self.saved.iter().collect();
         if let Some(r) = &self.ranks {
-            let tables: Vec<&str> =
-                self.params.iter().filter(|p| p.is_table()).map(|p| p.name.as_str()).collect();
-            here.retain(|s| !tables.contains(&s.name.split('#').next().unwrap_or_default()));
+            here.retain(|s| table_of(&self.params, &s.name).is_none());
             let all = (&self.state, &self.params[..], &self.saved[..]);
             let check = |name: &str, v: &[f32]| self.check_value(name, v);
             let shards = r.keep_parts(store, &self.sees, all, &meta, check).await?;

@@ -53,6 +53,13 @@ struct TableGrad {
     occurrences: Tensor,
 }
 
+impl TableGrad {
+    /// Of a table that is here whole.
+    fn here(p: &Param, grad: Tensor, index: SparseInputs) -> Self {
+        TableGrad { name: p.name.clone(), table: p.tensor, grad, index, occurrences: index.segments }
+    }
+}
+
 /// What the update is made of.
 struct Backward {
     graph: Graph,
@@ -185,13 +192,7 @@ fn one_batch(model: Model) -> Backward {
     for (p, grad) in params.iter().zip(grads) {
         if p.is_table() {
             let index = indices.next().expect("one index a table");
-            tables.push(TableGrad {
-                name: p.name.clone(),
-                table: p.tensor,
-                grad,
-                index,
-                occurrences: index.segments,
-            });
+            tables.push(TableGrad::here(p, grad, index));
         } else {
             dense.push(grad);
         }
@@ -271,13 +272,7 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) ->
         None => {
             for (p, (grad, index)) in params.iter().filter(|p| p.is_table()).zip(table_grads) {
                 let grad = g.div(grad, weight);
-                tables.push(TableGrad {
-                    name: p.name.clone(),
-                    table: p.tensor,
-                    grad,
-                    index,
-                    occurrences: index.segments,
-                });
+                tables.push(TableGrad::here(p, grad, index));
             }
         }
         Some(e) => {

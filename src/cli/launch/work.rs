@@ -87,11 +87,7 @@ impl Checked {
                     args.ranks.ranks.is_none() && args.ranks.collective != Kind::Local,
                     "--ranks and --collective local are for threads of one process: birkhoff train --ranks N without launch"
                 );
-                ensure!(
-                    !args.dashboard,
-                    "--dashboard is for one rank; open `birkhoff dashboard {}` beside them",
-                    args.folder().display()
-                );
+                crate::cli::ranks::no_dashboard(args)?;
                 if args.resume.is_none() {
                     args.resolve_config()?;
                 }
