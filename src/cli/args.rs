@@ -207,6 +207,14 @@ pub struct TrainArgs {
     pub ranks: super::ranks::RankArgs,
 }
 
+/// Those of some `--set` that are for `[data]`: they count more than a schema's file.
+pub fn data_sets(sets: &[String]) -> Vec<String> {
+    let of_data = |s: &&String| {
+        s.trim_start().strip_prefix("data").is_some_and(|r| r.trim_start().starts_with(['.', '=', '[']))
+    };
+    sets.iter().filter(of_data).cloned().collect()
+}
+
 impl TrainArgs {
     /// The run's folder.
     pub fn folder(&self) -> &Path {
@@ -220,10 +228,7 @@ impl TrainArgs {
         let file = resumed.as_deref().or(self.config.config.as_deref());
         let mut config = Config::load(file, &self.config.sets)?;
         if let Some(schema) = &self.data.schema {
-            // --set data.… counts more than the file
-            let sets: Vec<String> =
-                self.config.sets.iter().filter(|s| s.trim_start().starts_with("data.")).cloned().collect();
-            config.data = Config::load(Some(schema), &sets)?.data;
+            config.data = Config::load(Some(schema), &data_sets(&self.config.sets))?.data;
         }
         config.data.format = self.data.format.unwrap_or(config.data.format);
         config.train.epochs = self.epochs.unwrap_or(config.train.epochs);

@@ -8,14 +8,15 @@ use indicatif::ProgressBar;
 
 use super::args::{DataArgs, OnBadRow, ReadArgs};
 use super::train::{report_skipped, row_policy};
-use crate::data::FittedEncoder;
 use crate::data::cache::Cache;
+use crate::data::error::{RowProblem, quoted};
 use crate::data::feed::{Feed, Files};
 use crate::data::format::Format;
 use crate::data::input::{self, Place};
 use crate::data::reader::{Labels, ReadOptions, Source, fit};
 use crate::data::schema::Schema;
 use crate::data::split::{Part, Split, SplitBy, cuts, parse_shares, time_of};
+use crate::data::{DataError, FittedEncoder};
 use crate::model::config::{self, Config, DataConfig};
 use crate::train::schema::{format, schema};
 
@@ -31,6 +32,8 @@ pub struct Opened {
     pub test: Option<Feed>,
     /// How they were split.
     pub split: Option<Split>,
+    /// Whether files of text have a header, where the training files are text.
+    pub header: Option<bool>,
     /// What the user should know.
     pub notes: Vec<String>,
 }
@@ -104,8 +107,6 @@ pub fn source(
 
 /// An error of files that are not of the run's format, with what to do about it.
 pub fn hint_format(e: anyhow::Error, read: &ReadArgs) -> anyhow::Error {
-    use crate::data::DataError;
-    use crate::data::error::RowProblem;
     let other = match e.downcast_ref() {
         Some(DataError::Columns { .. } | DataError::NotPlainText { .. }) => true,
         Some(DataError::Row { problem, .. }) => matches!(problem, RowProblem::FieldCount { .. }),
@@ -130,7 +131,10 @@ pub fn open(
     let (train_places, spool) = places(&args.train)?;
     let mut notes = vec![];
     let policy = args.on_bad_row.unwrap_or_default();
-    let train = source(train_places, &cfg.data, &schema, policy, Labels::Required)?;
+    let mut train = source(train_places, &cfg.data, &schema, policy, Labels::Required)?;
+    // decided once: the validation rows, and whatever is scored, are read likewise
+    let header = train.open(&schema)?.header();
+    train.format.header = train.format.header.or(header);
     let split = match (&known, args.split.as_deref()) {
         (Some(known), _) => known.split.clone(),
         (None, Some(shares)) => Some(split(shares, args.split_by.as_deref(), &train, &schema)?),
@@ -163,7 +167,8 @@ pub fn open(
         Some(source) => source,
         None => {
             let (places, valid_spool) = places(&args.valid)?;
-            let valid = source(places, &cfg.data, &schema, policy, Labels::Required)?;
+            let mut valid = source(places, &cfg.data, &schema, policy, Labels::Required)?;
+            valid.format.header = valid.format.header.or(header);
             keep(valid_spool);
             valid
         }
@@ -203,7 +208,7 @@ pub fn open(
         Some(source) if split.as_ref().is_some_and(|s| s.shares[2] > 0.0) => Some(feed(source)?),
         _ => None,
     };
-    Ok(Opened { train: feed(training)?, valid: feed(validating)?, test, split, notes, encoder })
+    Ok(Opened { train: feed(training)?, valid: feed(validating)?, test, split, header, notes, encoder })
 }
 
 static KEPT: std::sync::Mutex<Vec<tempfile::NamedTempFile>> = std::sync::Mutex::new(vec![]);
@@ -250,19 +255,18 @@ fn times(source: &Source, schema: &Schema, column: &str) -> anyhow::Result<Vec<f
     let mut reader = source.open(schema)?;
     let mut times = vec![];
     while let Some(chunks) = reader.next_chunks(|rows| {
-        rows.passed
-            .iter()
-            .map(|&r| time_of(rows.slice(r)).ok_or_else(|| rows.slice(r).to_vec()))
-            .collect::<Vec<_>>()
+        let time = |(&r, &line): (&(u32, u32), &u64)| {
+            time_of(rows.slice(r)).ok_or_else(|| (line, quoted(rows.slice(r))))
+        };
+        rows.passed.iter().zip(&rows.lines).map(time).collect::<Vec<_>>()
     })? {
         for time in chunks.into_iter().flatten() {
             match time {
                 Ok(time) => times.push(time),
-                Err(text) => bail!(
-                    "{}: column {column}: {:?} is not a time, expected a number or a date such as 2024-05-31 12:00:00",
-                    source.name(),
-                    String::from_utf8_lossy(&text)
-                ),
+                Err((line, value)) => {
+                    let problem = RowProblem::BadTime { column: column.into(), value };
+                    return Err(DataError::Row { path: reader.path(), line, problem }.into());
+                }
             }
         }
     }

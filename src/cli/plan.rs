@@ -134,9 +134,7 @@ fn config(args: &PlanArgs, run: Option<&Path>) -> anyhow::Result<Config> {
     let file = run.map(|r| r.join(CONFIG)).or_else(|| args.model.clone());
     let mut cfg = Config::load(file.as_deref(), &args.sets)?;
     if let Some(schema) = &args.schema {
-        let sets: Vec<String> =
-            args.sets.iter().filter(|s| s.trim_start().starts_with("data.")).cloned().collect();
-        cfg.data = Config::load(Some(schema), &sets)?.data;
+        cfg.data = Config::load(Some(schema), &super::args::data_sets(&args.sets))?.data;
     }
     cfg.train.batch = args.batch.unwrap_or(cfg.train.batch);
     cfg.validate()?;

@@ -34,6 +34,9 @@ pub struct ReadArgs {
     /// Character set, such as latin1 [default: data.encoding of the run]
     #[arg(long, value_name = "NAME")]
     pub encoding: Option<String>,
+    /// Change how the files are read in another way: data.na, data.quote, data.comment, data.trim; may be repeated
+    #[arg(long = "set", value_name = "data.KEY=VALUE")]
+    pub sets: Vec<String>,
 }
 
 impl ReadArgs {
@@ -51,7 +54,22 @@ impl ReadArgs {
         d.header = self.header.unwrap_or(d.header);
         d.encoding = self.encoding.clone().unwrap_or(std::mem::take(&mut d.encoding));
         config.validate()?;
-        Ok(config.data)
+        if self.sets.is_empty() {
+            return Ok(config.data);
+        }
+        const KEYS: [&str; 8] =
+            ["format", "delimiter", "quote", "header", "comment", "na", "encoding", "trim"];
+        for set in &self.sets {
+            let key = set.split_once('=').map_or(set.as_str(), |s| s.0).trim();
+            if !key.strip_prefix("data.").is_some_and(|k| KEYS.contains(&k)) {
+                let message = format!(
+                    "--set {set}: what the run was trained with stays; here --set takes data.{}",
+                    KEYS.join(", data.")
+                );
+                return Err(ConfigError::at(key, message));
+            }
+        }
+        Ok(Config::from_text("", &config.to_toml()?, &self.sets)?.data)
     }
 }
 

@@ -21,7 +21,7 @@ pub fn run(args: &SchemaArgs) -> anyhow::Result<()> {
     if args.json {
         return output::json(&found);
     }
-    let names: Vec<String> = args.files.iter().map(|f| f.display().to_string()).collect();
+    let names: Vec<String> = args.files.iter().map(|f| shell_word(&f.display().to_string())).collect();
     let text = found.to_toml(&names.join(" "));
     let Some(out) = &args.out else {
         // line by line would add nothing: the text ends with a line break already
@@ -32,12 +32,25 @@ pub fn run(args: &SchemaArgs) -> anyhow::Result<()> {
     write_atomic(out, |w| std::io::Write::write_all(w, text.as_bytes()))?;
     let warnings: usize = found.columns.iter().map(|c| c.warnings.len()).sum();
     output::line(&format!(
-        "{}: {} columns of {} rows ({}); {warnings} notes to read\nnext: birkhoff train --train {} --split 0.8,0.1,0.1 --schema {} --out runs/first",
+        "{}: {} columns of {} rows ({}{}); {warnings} notes to read\nnext: birkhoff train --train {} --split 0.8,0.1,0.1 --schema {} --out runs/first",
         out.display(),
         found.columns.len(),
         group(found.rows),
         found.format,
+        match found.rows > 0 && !found.header_rule.is_empty() {
+            true => format!("; {}header: {}", if found.header { "" } else { "no " }, found.header_rule),
+            false => String::new(),
+        },
         names.join(" "),
-        out.display()
+        shell_word(&out.display().to_string())
     ))
+}
+
+/// A word as a shell reads it: in quotes where it has to be.
+fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_string(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
 }

@@ -9,7 +9,7 @@ use crate::data::reader::RowPolicy;
 use crate::data::rows::SkipReport;
 use crate::data::split::Split;
 use crate::graph::exec::Device;
-use crate::model::config::{Config, Schedule};
+use crate::model::config::{self, Config, Schedule};
 use crate::text::{group, human_bytes};
 use crate::train::infer::Inputs;
 use crate::train::resume::Resumed;
@@ -184,7 +184,7 @@ struct Done {
 /// The rows. Of a run that goes on the vocabularies and the split are those of its start.
 fn open_data(
     args: &TrainArgs,
-    cfg: &Config,
+    cfg: &mut Config,
     record: &mut DataRecord,
     spinner: &ProgressBar,
 ) -> anyhow::Result<super::data::Opened> {
@@ -194,6 +194,10 @@ fn open_data(
         .transpose()?;
     let data = super::data::open(&record.data, cfg, known, spinner)?;
     record.split = data.split.clone();
+    if cfg.data.header == config::Header::Auto && cfg.data.format != config::Format::Criteo {
+        let word = |header| if header { config::Header::Yes } else { config::Header::No };
+        cfg.data.header = data.header.map_or(cfg.data.header, word);
+    }
     Ok(data)
 }
 
@@ -216,11 +220,11 @@ fn trainer(
 
 /// A rank beside that which keeps the run's folder.
 fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
-    let cfg = ranks::config(args, Some(comm))?;
+    let mut cfg = ranks::config(args, Some(comm))?;
     let mut record = DataRecord::new(args)?;
     let args = &record.complete(args)?;
     let device = ranks::device(&record.device, Some(comm))?;
-    let data = open_data(args, &cfg, &mut record, &spinner(true, ""))?;
+    let data = open_data(args, &mut cfg, &mut record, &spinner(true, ""))?;
     let mut trainer = trainer(args, &cfg, &data.encoder, &device, Some(comm))?;
     if args.resume.is_some() {
         trainer.follow(args.folder())?;
@@ -238,7 +242,7 @@ fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
 /// The run, by its only or first rank.
 fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<Done> {
     let resumed = args.resume.as_deref().map(RunFolder::resume).transpose()?;
-    let cfg = ranks::config(args, comm)?;
+    let mut cfg = ranks::config(args, comm)?;
     let mut record = DataRecord::new(args)?;
     let args = &record.complete(args)?;
     let device = ranks::device(&record.device, comm)?;
@@ -256,7 +260,7 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     }
 
     let spinner = spinner(args.quiet, "reading the training rows: vocabularies");
-    let data = open_data(args, &cfg, &mut record, &spinner)?;
+    let data = open_data(args, &mut cfg, &mut record, &spinner)?;
     spinner.finish_and_clear();
     data.notes.iter().for_each(|n| say(n.clone()));
     let encoder = data.encoder.clone();

@@ -20,6 +20,8 @@ pub struct Quoting {
     pub delimiter: u8,
     /// Around fields.
     pub quote: u8,
+    /// Whether a quote behind blanks begins a field, too.
+    pub trim: bool,
 }
 
 impl Quoting {
@@ -39,7 +41,9 @@ impl Quoting {
                 }
                 start_of_field = false;
             } else {
-                start_of_field = byte == self.delimiter || byte == b'\n';
+                let blank =
+                    start_of_field && self.trim && matches!(byte, b' ' | b'\t') && byte != self.delimiter;
+                start_of_field = byte == self.delimiter || byte == b'\n' || blank;
                 if byte == b'\n' {
                     last = Some(at);
                 }
@@ -277,7 +281,7 @@ mod tests {
         fn quoted_records_stay_whole(
             records in prop::collection::vec(("[ab]{0,3}", "[a,\n\"]{0,6}", any::<bool>()), 1..40),
         ) {
-            let q = Quoting { delimiter: b',', quote: b'"' };
+            let q = Quoting { delimiter: b',', quote: b'"', trim: false };
             let mut text = String::new();
             let mut ends = vec![0];
             for (plain, odd, repeat) in &records {

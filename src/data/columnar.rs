@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::Float64Type;
+use arrow_array::types::{Float32Type, Float64Type};
 use arrow_array::{Array, ArrayRef, Float64Array, LargeListArray, LargeStringArray, RecordBatch};
 use arrow_schema::{ArrowError, DataType, Field, SchemaRef};
 
@@ -16,6 +16,7 @@ use super::delimited::Problems;
 use super::error::{DataError, RowProblem, quoted};
 use super::input::{Place, Seekable};
 use super::plan::{Fields, Plan, Sink};
+use super::value::Form;
 
 /// Rows of a batch at most.
 const BATCH: usize = 8192;
@@ -28,6 +29,8 @@ pub(crate) struct Columnar {
     pub names: Vec<String>,
     /// Which of them hold lists.
     pub lists: Vec<bool>,
+    /// Names of those that hold texts.
+    pub texts: Vec<String>,
     batches: Batches,
     /// Rows that came before.
     rows: u64,
@@ -110,7 +113,9 @@ impl Columnar {
         }));
         let names = schema.fields().iter().map(|f| f.name().clone()).collect();
         let lists = schema.fields().iter().map(|f| is_list(f.data_type())).collect();
-        Columnar { names, lists, batches, rows: 0 }
+        let texts =
+            schema.fields().iter().filter(|f| is_text(f.data_type())).map(|f| f.name().clone()).collect();
+        Columnar { names, lists, texts, batches, rows: 0 }
     }
 
     /// The next batch, with the number of rows that came before it.
@@ -136,6 +141,19 @@ fn is_list(kind: &DataType) -> bool {
     )
 }
 
+/// Whether a column holds texts, or lists of them.
+fn is_text(kind: &DataType) -> bool {
+    match kind {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+        DataType::Dictionary(_, inner) => is_text(inner),
+        DataType::List(f)
+        | DataType::LargeList(f)
+        | DataType::FixedSizeList(f, _)
+        | DataType::ListView(f) => is_text(f.data_type()),
+        _ => false,
+    }
+}
+
 /// One column of a batch in the forms that its uses need.
 #[derive(Default)]
 struct Column {
@@ -146,14 +164,44 @@ struct Column {
     joined: bool,
 }
 
-fn text_of(array: &ArrayRef) -> Result<LargeStringArray, String> {
+/// The texts of an array's values; `whole`: of 35.0 it is 35, as where a program kept whole numbers as such.
+fn text_of(array: &ArrayRef, whole: bool) -> Result<LargeStringArray, String> {
+    let cast = |array: &ArrayRef, kind: &DataType| arrow_cast::cast(array, kind).map_err(|e| e.to_string());
     let array = match array.data_type() {
-        // "true" is no label, 1 is
-        DataType::Boolean => arrow_cast::cast(array, &DataType::UInt8).map_err(|e| e.to_string())?,
+        DataType::Dictionary(_, inner) if !is_text(inner) => cast(array, inner)?,
         _ => Arc::clone(array),
     };
-    let text = arrow_cast::cast(&array, &DataType::LargeUtf8).map_err(|e| e.to_string())?;
-    Ok(text.as_string::<i64>().clone())
+    let array = match array.data_type() {
+        // "true" is no label, 1 is
+        DataType::Boolean => cast(&array, &DataType::UInt8)?,
+        _ => array,
+    };
+    let text = cast(&array, &DataType::LargeUtf8)?.as_string::<i64>().clone();
+    let number = array.data_type().is_floating() || array.data_type().is_decimal();
+    if !number {
+        return Ok(text);
+    }
+    // NaN is no value
+    let value = |t: &str| match Form::Number.canonical(t.as_bytes()) {
+        _ if t == "NaN" => None,
+        Some(plain) if whole && !plain.contains('.') => Some(plain),
+        _ => Some(t.to_string()),
+    };
+    Ok(text.iter().map(|t| t.and_then(value)).collect())
+}
+
+/// The numbers of an array. Of 32 bits they are what their text says: 0.1 is the 0.1 of other files.
+fn numbers_of(array: &ArrayRef) -> Result<Float64Array, String> {
+    if array.data_type() == &DataType::Float32 {
+        let exact = |v: f32| match v.fract() == 0.0 || !v.is_finite() {
+            true => f64::from(v),
+            false => v.to_string().parse().unwrap_or(f64::from(v)),
+        };
+        let values = array.as_primitive::<Float32Type>().iter();
+        return Ok(values.map(|v| v.map(exact)).collect());
+    }
+    let numbers = arrow_cast::cast(array, &DataType::Float64).map_err(|e| e.to_string())?;
+    Ok(numbers.as_primitive::<Float64Type>().clone())
 }
 
 impl Column {
@@ -163,16 +211,22 @@ impl Column {
         let kind = array.data_type().clone();
         let is_list = is_list(&kind);
         if uses.number && (kind.is_numeric() || kind == DataType::Boolean) {
-            let numbers = arrow_cast::cast(array, &DataType::Float64).map_err(|e| e.to_string())?;
-            column.number = Some(numbers.as_primitive::<Float64Type>().clone());
+            column.number = Some(numbers_of(array)?);
         }
         // what is only copied to an output is joined
         column.joined = is_list && uses.text && plan.only_passed(i);
         if (uses.list || column.joined) && is_list {
-            let inner = Arc::new(Field::new_list_field(DataType::LargeUtf8, true));
+            let inner = match &kind {
+                DataType::List(f)
+                | DataType::LargeList(f)
+                | DataType::FixedSizeList(f, _)
+                | DataType::ListView(f) => f.data_type().clone(),
+                _ => DataType::LargeUtf8,
+            };
+            let inner = Arc::new(Field::new_list_field(inner, true));
             let lists = arrow_cast::cast(array, &DataType::LargeList(inner)).map_err(|e| e.to_string())?;
             let lists = lists.as_list::<i64>().clone();
-            let values = lists.values().as_string::<i64>().clone();
+            let values = text_of(lists.values(), plan.of_texts(i))?;
             column.list = Some((lists, values));
         }
         if is_list && ((uses.text && !column.joined) || (uses.number && column.number.is_none())) {
@@ -182,7 +236,10 @@ impl Column {
             || (uses.number && column.number.is_none())
             || (uses.list && column.list.is_none())
         {
-            column.text = Some(text_of(array)?);
+            column.text = Some(text_of(array, plan.of_texts(i))?);
+        } else if column.number.is_some() && plan.has_na() {
+            // a number may mean that the value is missing
+            column.text = Some(text_of(array, true)?);
         }
         Ok(column)
     }
@@ -257,14 +314,15 @@ pub(crate) fn rows_of<S: Sink>(
         };
         for (i, column) in columns.iter().enumerate() {
             let name = &plan.names[i];
+            ranges[i] = (0, 0);
             if let Some(t) = &column.text {
                 ranges[i] = if t.is_null(row) { (0, 0) } else { add(t.value(row), name, &mut text) };
             } else if let Some(n) = &column.number
                 && !n.is_null(row)
-                && !n.value(row).is_finite()
-                && !n.value(row).is_nan()
+                && n.value(row).abs() > f64::from(f32::MAX)
             {
-                ranges[i] = add(&n.value(row).to_string(), name, &mut text);
+                // no feature: for the message
+                ranges[i] = add(&format!("{:e}", n.value(row)), name, &mut text);
             }
             if let Some((lists, values)) = &column.list {
                 items[i].clear();

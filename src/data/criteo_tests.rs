@@ -1,10 +1,13 @@
 use super::*;
 use crate::data::blocks::LONGEST_LINE;
+use crate::data::format::FormatOptions;
+use crate::data::input::Place;
 use crate::data::mutation::{mutate, mutation};
 use crate::data::rows::UNLABELLED;
 use crate::data::schema::{Encoding, Transform};
 use crate::data::vocab::{MISSING, OOV};
 use proptest::prelude::*;
+use std::io::Read;
 use std::path::PathBuf;
 
 const VOCAB: Encoding = Encoding::Vocabulary { min_count: 1, max_size: None };
@@ -216,6 +219,10 @@ proptest! {
                     prop_assert!(text.len() < 500, "{}", text);
                 }
                 Ok(data) => {
+                    // a carriage return alone may end lines
+                    let mut bytes = vec![];
+                    let (_, mut whole) = Place::File(path.clone()).open(&FormatOptions::default()).unwrap();
+                    whole.read_to_end(&mut bytes).unwrap();
                     let newlines = bytes.iter().filter(|&&b| b == b'\n').count();
                     let seen = data.rows.len() + data.skipped.skipped as usize;
                     prop_assert!(seen == newlines + usize::from(!bytes.ends_with(b"\n")));

@@ -53,7 +53,7 @@ impl Parser {
         let mut problems = Vec::new();
         let quoted = self.format.quote.is_some_and(|q| block.text[from..].contains(&q));
         let mut text = block.text;
-        if quoted {
+        if quoted || self.format.trim {
             self.parse_quoted(&mut text, block.offset, from, line, stop, &mut rows, &mut problems);
         } else {
             self.parse_plain(&text, block.offset, from, line, stop, &mut rows, &mut problems);
@@ -318,6 +318,10 @@ impl Parser {
         let (delimiter, quote) = (self.format.delimiter, self.format.quote);
         fields.clear();
         loop {
+            // blanks in front of a field, and below behind it
+            while self.format.trim && at < length && is_blank(text[at]) && text[at] != delimiter {
+                at += 1;
+            }
             let begin = at;
             if at < length && Some(text[at]) == quote {
                 at += 1;
@@ -349,6 +353,9 @@ impl Parser {
                     None => fields.push((start as u32, end as u32)),
                 }
                 at = end + 1;
+                while self.format.trim && at < length && is_blank(text[at]) && text[at] != delimiter {
+                    at += 1;
+                }
                 let ending = at >= length
                     || text[at] == b'\n'
                     || text[at..length].starts_with(b"\r\n")
@@ -367,7 +374,11 @@ impl Parser {
                 }
                 let ended = at >= length || text[at] == b'\n';
                 let cut = ended && at > begin && text[at - 1] == b'\r';
-                fields.push((begin as u32, (at - usize::from(cut)) as u32));
+                let mut end = at - usize::from(cut);
+                while self.format.trim && end > begin && is_blank(text[end - 1]) {
+                    end -= 1;
+                }
+                fields.push((begin as u32, end as u32));
                 at += 1;
                 if ended {
                     return Ok(at.min(length));
@@ -380,6 +391,11 @@ impl Parser {
             }
         }
     }
+}
+
+/// What is left out around fields where blanks mean nothing.
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
 }
 
 thread_local! {
@@ -444,7 +460,7 @@ mod tests {
         let categorical = names.iter().map(|n| CategoricalColumn::single(n, encoding)).collect();
         let schema = Schema { categorical, ..Schema::default() };
         let plan = Plan::new(&schema, names, LabelLayout::Absent, &Default::default()).unwrap();
-        let format = Delimited { delimiter, quote, header: Some(false), criteo: false };
+        let format = Delimited { delimiter, quote, header: Some(false), criteo: false, trim: false };
         Parser { format, plan, comment: b"#".to_vec() }
     }
 
@@ -494,7 +510,7 @@ mod tests {
             ],
         ) {
             let text = lines.join(if crlf { "\r\n" } else { "\n" });
-            let numeric = NumericColumn { name: "n".into(), from: None, transform: Transform::Log, indicator: true };
+            let numeric = NumericColumn::new("n", Transform::Log, true);
             let categorical = ["a", "b"].map(|n| CategoricalColumn::single(n, encoding)).to_vec();
             let schema = Schema { numeric: vec![numeric], categorical, ..Schema::default() };
             let names = ["label", "n", "a", "b"].map(String::from).to_vec();
@@ -502,7 +518,7 @@ mod tests {
             let split = split.then_some((Split { shares: [0.7, 0.2, 0.1], by: SplitBy::Random { seed: 3 } }, Part::Train));
             let o = PlanOptions { na: &na, split, ..PlanOptions::default() };
             let plan = Plan::new(&schema, names, LabelLayout::Labelled, &o).unwrap();
-            let format = Delimited { delimiter: b'\t', quote: None, header: Some(false), criteo: false };
+            let format = Delimited { delimiter: b'\t', quote: None, header: Some(false), criteo: false, trim: false };
             let p = Parser { format, plan, comment: vec![] };
             let mut known = Interner::default();
             for line in &lines {
@@ -573,7 +589,8 @@ mod tests {
 
     #[test]
     fn samples_have_places() {
-        let format = Delimited { delimiter: b',', quote: Some(b'"'), header: None, criteo: false };
+        let format =
+            Delimited { delimiter: b',', quote: Some(b'"'), header: None, criteo: false, trim: false };
         let records = sample(b"\xef\xbb\xbf# c\na,\"b\nc\"\n1,2\n", &format, b"#", 10);
         assert_eq!(records.len(), 2);
         assert_eq!((records[0].values.clone(), records[0].line), (vec![b"a".to_vec(), b"b\nc".to_vec()], 2));

@@ -16,7 +16,8 @@ use super::columns::{BATCH, log_of_small, place_of};
 use super::error::DataError;
 use super::plan::Sink;
 use super::rows::{RawRows, Rows};
-use super::schema::{Encoding, Schema, Transform};
+use super::schema::{CategoricalColumn, Encoding, Schema, Transform};
+use super::value::FormFinder;
 use super::vocab::{ColumnEncoder, Counter, Interner, MISSING};
 
 const FORMAT: &str = "birkhoff-encoder";
@@ -116,7 +117,7 @@ impl FittedEncoder {
         json_line(&mut out, &header)?;
         for (column, encoder) in self.schema.categorical.iter().zip(&self.columns) {
             let empty = Interner::default();
-            let values = if let ColumnEncoder::Vocabulary(v) = encoder { v } else { &empty };
+            let values = if let ColumnEncoder::Vocabulary(v, _) = encoder { v } else { &empty };
             json_line(&mut out, &ColumnLine { column: column.name.clone(), values: values.len() as u64 })?;
             for i in 0..values.len() {
                 json_line(&mut out, &String::from_utf8_lossy(values.value(i)))?;
@@ -418,6 +419,10 @@ pub struct Fitter {
     schema: Schema,
     moments: Vec<Moments>,
     counters: Vec<Counter>,
+    /// Of each table what its values are like.
+    forms: Vec<FormFinder>,
+    /// Columns of the files whose values are texts by type.
+    texts: Vec<String>,
     /// Longest list of each categorical column.
     longest: Vec<u32>,
     rows: u64,
@@ -432,6 +437,8 @@ impl Fitter {
         Ok(Fitter {
             moments: vec![Moments::default(); schema.numeric.len()],
             counters: vec![Counter::default(); schema.categorical.len()],
+            forms: vec![FormFinder::default(); schema.categorical.len()],
+            texts: vec![],
             longest: vec![0; schema.categorical.len()],
             schema: schema.clone(),
             rows: 0,
@@ -463,8 +470,21 @@ impl Fitter {
             }
         }
         let columns = &self.schema.categorical;
-        let counted = self.counters.par_iter_mut().enumerate().map(|(owner, counter)| {
-            if owners[owner] != owner || matches!(columns[owner].encoding, Encoding::Hash { .. }) {
+        let tables = self.counters.par_iter_mut().zip(self.forms.par_iter_mut()).enumerate();
+        let counted = tables.map(|(owner, (counter, form))| {
+            if owners[owner] != owner {
+                return Ok(());
+            }
+            if matches!(columns[owner].encoding, Encoding::Hash { .. }) {
+                for j in (0..c).filter(|&j| owners[j] == owner) {
+                    for row in 0..raw.len() {
+                        match &columns[j].list {
+                            Some(_) => raw.list(row * c + j).for_each(|value| form.push(value)),
+                            None if raw.field(row * c + j).is_empty() => {}
+                            None => form.push(raw.field(row * c + j)),
+                        }
+                    }
+                }
                 return Ok(());
             }
             // Whoever uses the table counts towards its vocabulary.
@@ -491,8 +511,30 @@ impl Fitter {
         counted.collect()
     }
 
+    /// Says which columns of the files are texts by type: what they say stays.
+    pub fn texts(&mut self, names: &[String]) {
+        self.texts = names.to_vec();
+    }
+
+    /// Finds the form of each table's values.
+    fn set_forms(&mut self) {
+        let owners = self.schema.owners();
+        let source = |c: &CategoricalColumn| c.from.clone().unwrap_or_else(|| c.name.clone());
+        for (counter, finder) in self.counters.iter().zip(&mut self.forms) {
+            counter.find_form(finder);
+        }
+        let texts: Vec<bool> =
+            self.schema.categorical.iter().map(|c| self.texts.contains(&source(c))).collect();
+        for (j, &owner) in owners.iter().enumerate() {
+            let text = owners.iter().zip(&texts).any(|(o, text)| *o == owner && *text);
+            let finder = &self.forms[owner];
+            self.schema.categorical[j].form = Some(if text { finder.form_of_texts() } else { finder.form() });
+        }
+    }
+
     /// The fitted encoder.
-    pub fn finish(self) -> Result<FittedEncoder, DataError> {
+    pub fn finish(mut self) -> Result<FittedEncoder, DataError> {
+        self.set_forms();
         let mut schema = self.schema;
         for (column, m) in schema.numeric.iter_mut().zip(&self.moments) {
             if let Transform::Standardize { mean, std } = &mut column.transform {
@@ -508,7 +550,9 @@ impl Fitter {
         }
         let columns = self.counters.into_iter().zip(&schema.categorical).map(|(counter, column)| {
             let values = match column.encoding {
-                Encoding::Vocabulary { min_count, max_size } => counter.finish(min_count, max_size),
+                Encoding::Vocabulary { min_count, max_size } => {
+                    counter.in_form(column.form.unwrap_or_default()).finish(min_count, max_size)
+                }
                 Encoding::Hash { .. } => Interner::default(),
             };
             ColumnEncoder::new(column, values)
@@ -522,7 +566,7 @@ impl Fitter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::schema::{CategoricalColumn, NumericColumn};
+    use crate::data::schema::NumericColumn;
 
     fn raw(rows: &[(f64, [&str; 2], u8)]) -> RawRows {
         let mut raw = RawRows::default();
@@ -541,7 +585,7 @@ mod tests {
     fn fitted() -> FittedEncoder {
         let transform = Transform::STANDARDIZE;
         let schema = Schema {
-            numeric: vec![NumericColumn { name: "n".into(), from: None, transform, indicator: true }],
+            numeric: vec![NumericColumn::new("n", transform, true)],
             categorical: vec![
                 CategoricalColumn::single("v", Encoding::Vocabulary { min_count: 1, max_size: None }),
                 CategoricalColumn::single("h", Encoding::Hash { buckets: 10 }),

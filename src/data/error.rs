@@ -26,7 +26,7 @@ pub enum RowProblem {
         expected: String,
     },
     /// A numeric field that is not a number.
-    #[error("column {column}: {value} is not a number, expected {}; correct the value", number_words(*.integer))]
+    #[error("column {column}: {value} is not a number, expected {}; {advice}", number_words(*.integer))]
     BadNumber {
         /// Column name.
         column: String,
@@ -34,6 +34,19 @@ pub enum RowProblem {
         value: String,
         /// Whether the format has whole numbers only.
         integer: bool,
+        /// What to do.
+        advice: String,
+    },
+    /// A number that 32 bits cannot hold.
+    #[error(
+        "column {column}: {value} is too large a number, expected one between -3.4e38 and 3.4e38 (f32); correct the value, \
+         or make the column categorical"
+    )]
+    TooLarge {
+        /// Column name.
+        column: String,
+        /// The field's text, escaped and shortened.
+        value: String,
     },
     /// A label that is neither 0 nor 1, or that its rule cannot compare.
     #[error("column {column}: {value} is not a label, expected {expected}")]
@@ -143,6 +156,7 @@ impl RowProblem {
             RowProblem::FieldCount { .. } => "another number of fields",
             RowProblem::EmptyLine { .. } => "empty line",
             RowProblem::BadNumber { .. } => "not a number",
+            RowProblem::TooLarge { .. } => "too large a number",
             RowProblem::BadLabel { .. } => "not a label",
             RowProblem::NoLabel { .. } => "no label",
             RowProblem::MixedLabels { .. } => "labels in some rows only",
@@ -342,8 +356,12 @@ mod tests {
     #[test]
     fn errors_stay_on_one_line() {
         let path = PathBuf::from("a\nb\t.tsv");
-        let problem =
-            RowProblem::BadNumber { column: "I3".into(), value: quoted(b"1\n2\x1b[31m"), integer: true };
+        let problem = RowProblem::BadNumber {
+            column: "I3".into(),
+            value: quoted(b"1\n2\x1b[31m"),
+            integer: true,
+            advice: "correct the value".into(),
+        };
         let text = DataError::Row { path, line: 7, problem }.to_string();
         assert_eq!(
             text,

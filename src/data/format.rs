@@ -45,6 +45,8 @@ pub struct FormatOptions {
     pub na: Vec<String>,
     /// Character set; empty: UTF-8.
     pub encoding: String,
+    /// Whether blanks around fields without quotes are part of neither name nor value.
+    pub trim: bool,
 }
 
 /// Delimited text.
@@ -58,16 +60,18 @@ pub struct Delimited {
     pub header: Option<bool>,
     /// Whether it is Criteo's log, whose columns are known.
     pub criteo: bool,
+    /// Whether blanks around fields without quotes are left out.
+    pub trim: bool,
 }
 
 impl Delimited {
     /// Criteo's log.
     pub const CRITEO: Delimited =
-        Delimited { delimiter: b'\t', quote: None, header: Some(false), criteo: true };
+        Delimited { delimiter: b'\t', quote: None, header: Some(false), criteo: true, trim: false };
 
     /// How records end.
     pub fn quoting(&self) -> Option<Quoting> {
-        self.quote.map(|quote| Quoting { delimiter: self.delimiter, quote })
+        self.quote.map(|quote| Quoting { delimiter: self.delimiter, quote, trim: self.trim })
     }
 
     /// What separates fields, for messages.
@@ -130,7 +134,13 @@ pub fn resolve(head: &[u8], o: &FormatOptions) -> Result<Format, String> {
     let text = |default: u8, header: Option<bool>| {
         let delimiter = o.delimiter.unwrap_or(default);
         let quote = o.quote.unwrap_or((delimiter != b'\t').then_some(b'"'));
-        Format::Delimited(Delimited { delimiter, quote, header: o.header.or(header), criteo: false })
+        Format::Delimited(Delimited {
+            delimiter,
+            quote,
+            header: o.header.or(header),
+            criteo: false,
+            trim: o.trim,
+        })
     };
     Ok(match o.format {
         FormatName::Criteo => Format::Delimited(Delimited::CRITEO),
@@ -222,7 +232,7 @@ fn sparse(head: &[u8], o: &FormatOptions) -> Option<bool> {
 fn guess_delimiter(head: &[u8], o: &FormatOptions) -> Option<u8> {
     let quote = o.quote.unwrap_or(Some(b'"'));
     let score = |d: u8| {
-        let format = Delimited { delimiter: d, quote, header: None, criteo: false };
+        let format = Delimited { delimiter: d, quote, header: None, criteo: false, trim: o.trim };
         let records = super::delimited::sample(head, &format, o.comment.as_bytes(), 64);
         let mut counts: Vec<usize> = records.iter().map(|r| r.values.len() - 1).collect();
         counts.sort_unstable();
@@ -230,7 +240,7 @@ fn guess_delimiter(head: &[u8], o: &FormatOptions) -> Option<u8> {
         let alike = counts.iter().filter(|&&c| c == typical).count();
         (typical > 0 && alike * 5 >= counts.len() * 4).then_some((alike * 100 / counts.len(), typical, d))
     };
-    let whole = Delimited { delimiter: b'\t', quote, header: None, criteo: false };
+    let whole = Delimited { delimiter: b'\t', quote, header: None, criteo: false, trim: o.trim };
     if super::delimited::sample(head, &whole, o.comment.as_bytes(), 1).is_empty() {
         // the first line is longer than what is looked at
         let count = |d: &u8| head.iter().filter(|b| *b == d).count();

@@ -1,42 +1,45 @@
 //! What a column is, guessed from its name and values.
 
-use super::plan::{parse_number, spaced_number};
+use super::header::is_label;
+use super::plan::{MISSING_TEXTS, parse_number, spaced_number};
 use super::survey::ColumnSurvey;
 
-/// Names are no numbers, differ, and some column of numbers has a name that is none.
-pub(super) fn looks_like_header(first: &[Vec<u8>], rest: &[&[Vec<u8>]]) -> bool {
-    let number = |v: &Vec<u8>| !v.is_empty() && parse_number(v).is_some();
-    let mut seen = std::collections::HashSet::new();
-    if first.iter().any(|v| v.is_empty() || number(v) || !seen.insert(v)) {
-        return false;
-    }
-    (0..first.len()).any(|j| {
-        let present = rest.iter().filter_map(|r| r.get(j)).filter(|v| !v.is_empty());
-        let (numbers, all) = present.fold((0, 0), |(n, all), v| (n + usize::from(number(v)), all + 1));
-        all > 0 && numbers == all
-    })
+/// Names of labels.
+const LABELS: [&str; 12] = [
+    "label",
+    "click",
+    "clicked",
+    "is_click",
+    "target",
+    "y",
+    "conversion",
+    "converted",
+    "purchase",
+    "outcome",
+    "class",
+    "like",
+];
+
+/// Whether a text is a name such as columns have: of a label or an id.
+pub(super) fn is_telling(name: &str) -> bool {
+    LABELS.iter().any(|l| l.eq_ignore_ascii_case(name)) || is_id(name)
+}
+
+/// The label's value that is likely to be the positive one: by its word, else the rarer one.
+pub(super) fn positive_value(column: &ColumnSurvey) -> Option<String> {
+    const POSITIVE: [&str; 9] = ["yes", "y", "true", "t", "click", "clicked", "positive", "converted", "buy"];
+    let text = |i: usize| String::from_utf8_lossy(column.values.value(i)).trim().to_string();
+    let known = |w: &&str| (0..column.values.len()).map(text).find(|v| v.eq_ignore_ascii_case(w));
+    let rarest = || (0..column.values.len()).min_by_key(|&i| column.counts[i]).map(text);
+    POSITIVE.iter().find_map(known).or_else(rarest)
 }
 
 /// The column that is most likely to be predicted: 0 and 1, by its name first.
 pub(super) fn guess_label(columns: &[ColumnSurvey]) -> Option<String> {
-    const NAMES: [&str; 12] = [
-        "label",
-        "click",
-        "clicked",
-        "is_click",
-        "target",
-        "y",
-        "conversion",
-        "converted",
-        "purchase",
-        "outcome",
-        "class",
-        "like",
-    ];
     let binary = |c: &&ColumnSurvey| {
-        c.missing == 0 && c.distinct == 2 && (0..2).all(|i| matches!(c.values.value(i), b"0" | b"1"))
+        c.missing == 0 && c.distinct == 2 && (0..c.values.len()).all(|i| is_label(c.values.value(i)))
     };
-    let named = NAMES.iter().find_map(|n| columns.iter().find(|c| c.name.eq_ignore_ascii_case(n)));
+    let named = LABELS.iter().find_map(|n| columns.iter().find(|c| c.name.eq_ignore_ascii_case(n)));
     let first = columns.iter().find(binary);
     named.or(first).map(|c| c.name.clone())
 }
@@ -44,9 +47,16 @@ pub(super) fn guess_label(columns: &[ColumnSurvey]) -> Option<String> {
 impl ColumnSurvey {
     /// Kind and warnings, where the kind is not plain from the values its reason. `named`: the file names its columns.
     pub(super) fn guess(&mut self, named: bool) {
+        self.find_missing_texts();
         let present = self.rows - self.missing;
         self.kind = if self.lists {
             "list"
+        } else if self.is_index() {
+            self.warnings.push(match self.numbered() {
+                true => "the numbers of the rows, in order".into(),
+                false => "pandas' index, which numbers rows".into(),
+            });
+            "ignore"
         } else if self.distinct <= 1 {
             self.warnings.push(match self.distinct {
                 0 => "always missing".into(),
@@ -80,6 +90,37 @@ impl ColumnSurvey {
         };
     }
 
+    /// Finds the texts that mean "missing" in a column of numbers, or of dates: the usual ones, where they are the only
+    /// others.
+    fn find_missing_texts(&mut self) {
+        let of_kind = self.numbers.max(self.dates);
+        let known: Vec<(&str, u64)> = MISSING_TEXTS
+            .iter()
+            .filter_map(|t| Some((*t, u64::from(self.counts[self.values.get(t.as_bytes())? as usize]))))
+            .collect();
+        let odd: u64 = known.iter().map(|k| k.1).sum();
+        if self.lists || odd == 0 || of_kind == 0 || of_kind + odd != self.rows - self.missing {
+            return;
+        }
+        self.na = known.iter().map(|k| k.0.to_string()).collect();
+        self.missing += odd;
+        self.distinct -= known.len();
+        let texts = self.na.join("\", \"");
+        self.warnings.push(format!("\"{texts}\" taken as missing: there are but numbers and dates besides"));
+        self.examples.retain(|e| !self.na.contains(e));
+    }
+
+    /// Whether the values number the rows: 0, 1, 2, … in order, perhaps anew in each file.
+    fn numbered(&self) -> bool {
+        self.missing == 0 && self.rows >= 10 && self.restarts.is_some_and(|n| n < self.files)
+    }
+
+    /// Whether the column numbers rows, by its values or by the name that pandas gives.
+    fn is_index(&self) -> bool {
+        let unnamed = self.name == "Unnamed: 0" || self.name == "__index_level_0__";
+        self.numbered() || (unnamed && self.whole == self.rows && self.distinct as u64 == self.rows)
+    }
+
     /// What a column of whole numbers is, and why.
     fn guess_whole(&self, named: bool) -> (&'static str, Option<String>) {
         let present = self.rows - self.missing;
@@ -102,6 +143,8 @@ impl ColumnSurvey {
         let codes = self.shortest == self.longest && self.longest >= 4;
         let huge = high.max(-low) > f64::from(1u32 << 31);
         if id || codes || huge {
+            // few rows: the name has to say so
+            let many = many || (id && self.distinct >= 20);
             let alone =
                 self.distinct as u64 == present || (!id && self.distinct as f64 > 0.9 * present as f64);
             if alone && many {
@@ -115,6 +158,11 @@ impl ColumnSurvey {
             let rare =
                 if repeats < 2.0 { "; many stand in one row only: mind min_count, or hash" } else { "" };
             return ("categorical", Some(format!("numbers that look like ids: {why}{rare}")));
+        }
+        // every number of a range once, in some order: what counts rows, not what is measured
+        if self.distinct as u64 == present && many && self.distinct as f64 >= 0.9 * (span + 1.0) {
+            let why = format!("every row has its own number of {low} to {high}: the id of a row?");
+            return ("ignore", Some(why));
         }
         if self.distinct <= 20 && low >= 0.0 {
             let why = "few different whole numbers: taken as categories";
@@ -140,16 +188,28 @@ impl ColumnSurvey {
 
     /// Numbers below which a quarter, half and three quarters of the rows are; of the distinct values that were kept.
     fn quartiles(&self) -> [f64; 3] {
+        self.quantiles([0.25, 0.5, 0.75])
+    }
+
+    /// Whether large values are rare and far from the rest, as of counts and amounts: the logarithm brings them near.
+    pub(super) fn skewed(&self) -> bool {
+        let [low, middle, high] = self.quantiles([0.01, 0.5, 0.99]);
+        let least = self.range.map_or(0.0, |r| r[0]);
+        least >= 0.0 && high > 2.0 && high - middle > 3.0 * (middle - low)
+    }
+
+    /// Numbers below which such shares of the rows are; of the distinct values that were kept.
+    fn quantiles<const N: usize>(&self, shares: [f64; N]) -> [f64; N] {
         let number = |v: &[u8]| parse_number(v).or_else(|| spaced_number(v));
         let value = |(i, &n): (usize, &u32)| Some((number(self.values.value(i))?, u64::from(n)));
         let mut values: Vec<(f64, u64)> = self.counts.iter().enumerate().filter_map(value).collect();
         values.sort_by(|a, b| a.0.total_cmp(&b.0));
         let all: u64 = values.iter().map(|v| v.1).sum();
-        [1, 2, 3].map(|q| {
+        shares.map(|share| {
             let mut before = 0;
             let at = values.iter().find(|v| {
                 before += v.1;
-                4 * before >= q * all
+                before as f64 >= share * all as f64
             });
             at.map_or(0.0, |v| v.0)
         })
@@ -235,7 +295,7 @@ mod tests {
             "# note: no name, and 500 whole numbers that fill 1 to 500, each in about 8 rows: taken as ids",
             "whole numbers spread over 0 to ",
             "# note: looks like times",
-            "# note: nearly every row has its own value",
+            "# note: the numbers of the rows, in order",
             "# note: few different whole numbers: taken as categories",
         ] {
             assert!(toml.contains(part), "{part} in {toml}");

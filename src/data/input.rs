@@ -64,7 +64,11 @@ impl Place {
             _ => Box::new(whole),
         };
         let mut text = decode(&path, plain, &options.encoding)?;
-        let first = head(&mut text, HEAD).map_err(read)?;
+        let mut first = head(&mut text, HEAD).map_err(read)?;
+        if ends_lines_with_cr(&first) {
+            first.iter_mut().for_each(|b| *b = if *b == b'\r' { b'\n' } else { *b });
+            text = Box::new(CrToLf(text));
+        }
         Ok((first.clone(), Box::new(Cursor::new(first).chain(text))))
     }
 
@@ -91,6 +95,23 @@ impl Place {
 pub(crate) enum Seekable {
     File(std::fs::File),
     Bytes(Vec<u8>),
+}
+
+/// Whether a text that starts so has lines that end in carriage returns alone, as spreadsheets on a Mac write them.
+fn ends_lines_with_cr(first: &[u8]) -> bool {
+    let binary = first.starts_with(b"PAR1") || first.starts_with(b"ARROW1") || first.contains(&0);
+    !binary && !first.contains(&b'\n') && first.iter().filter(|&&b| b == b'\r').count() > 1
+}
+
+/// Lines of such a text as other systems end them.
+struct CrToLf(Box<dyn Read + Send>);
+
+impl Read for CrToLf {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.0.read(buffer)?;
+        buffer[..n].iter_mut().for_each(|b| *b = if *b == b'\r' { b'\n' } else { *b });
+        Ok(n)
+    }
 }
 
 /// Up to `n` bytes.
@@ -236,6 +257,8 @@ mod tests {
             assert!(read(b"x", "latin-nonsense").unwrap_err().to_string().contains("no character set"));
         }
         assert_eq!(read(b"", "").unwrap(), "");
+        assert_eq!(read(b"a,b\r1,2\r3,4\r", "").unwrap(), "a,b\n1,2\n3,4\n");
+        assert_eq!(read(b"a,b\r\n1,2\r\n", "").unwrap(), "a,b\r\n1,2\r\n");
     }
 
     #[test]

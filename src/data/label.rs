@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::value::Form;
+
 /// How a value is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Compare {
@@ -56,13 +58,21 @@ impl LabelRule {
         Ok(LabelRule { text: t.to_string(), compare, number, words })
     }
 
-    /// Whether a label's text is positive; `None` where a number is compared with something else.
+    /// Whether it compares with a number.
+    pub fn is_numeric(&self) -> bool {
+        self.number.is_some()
+    }
+
+    /// Whether a label's text is positive; `None` where a number is compared with something else. Blanks around the text
+    /// are no part of it, true is 1, and 1.0 is.
     pub fn of(&self, value: &[u8]) -> Option<bool> {
-        let text = std::str::from_utf8(value).ok()?;
+        let text = std::str::from_utf8(value).ok()?.trim();
+        let plain = |text: &str| Form::Number.canonical(text.as_bytes()).unwrap_or_else(|| text.to_string());
         if let Some(number) = self.number {
-            return self.of_number(text.trim().parse().ok().filter(|v: &f64| !v.is_nan())?, number);
+            let value = text.parse().or_else(|_| plain(text).parse());
+            return self.of_number(value.ok().filter(|v: &f64| !v.is_nan())?, number);
         }
-        let found = self.words.iter().any(|w| w == text);
+        let found = self.words.iter().any(|w| w == text || plain(w) == plain(text));
         Some(found == (self.compare == Compare::Equal))
     }
 
@@ -115,6 +125,8 @@ mod tests {
         assert_eq!((of("= yes", "yes"), of("= yes", "Yes")), (Some(true), Some(false)));
         assert_eq!((of("= click, buy", "buy"), of("!= view", "buy")), (Some(true), Some(true)));
         assert_eq!(of("!= view", "view"), Some(false));
+        assert_eq!((of("= >50K", " >50K"), of("= >50K", "<=50K")), (Some(true), Some(false)));
+        assert_eq!([of("= true", "1"), of("= 1", "True"), of("= 1, 2", "2.0")], [Some(true); 3]);
         for bad in ["4", "", ">=", ">= high", "yes"] {
             let e = LabelRule::parse(bad).unwrap_err();
             assert!(e.contains("expected a comparison"), "{e}");

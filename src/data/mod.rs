@@ -14,6 +14,7 @@ pub mod error;
 pub mod feed;
 pub mod format;
 mod guess;
+mod header;
 pub mod input;
 pub mod label;
 #[cfg(not(target_arch = "wasm32"))]
@@ -32,11 +33,13 @@ pub mod planted;
 pub mod reader;
 pub mod rows;
 pub mod schema;
+mod schema_text;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod sparse;
 pub mod split;
 pub mod survey;
 pub mod synth;
+pub mod value;
 pub mod vocab;
 
 use std::fs::File;
@@ -112,3 +115,6 @@ mod tests {
         assert!(replace_file(&link, |_| Ok(())).is_err() && link.is_symlink());
     }
 }
+
+#[cfg(all(test, feature = "formats"))]
+mod containers_tests;

@@ -1,5 +1,7 @@
 //! How the columns of one file serve a schema, and one row's fields as a row.
 
+use std::borrow::Cow;
+
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::columns::{BATCH, Batch};
@@ -8,6 +10,7 @@ use super::label::LabelRule;
 use super::rows::{RawRows, UNLABELLED};
 use super::schema::Schema;
 use super::split::{Part, Split};
+use super::value::Form;
 
 /// Where a file's labels are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,12 @@ pub(crate) struct Plan {
     /// Numeric and categorical columns of the schema.
     width: (usize, usize),
     na: Vec<Vec<u8>>,
+    /// Further ones of each numeric and each categorical column.
+    own_na: [Vec<Vec<Vec<u8>>>; 2],
+    /// Whether any column has some.
+    any_na: bool,
+    /// Fields whose values are texts, also where a columnar file has numbers.
+    texts: Vec<bool>,
     /// Whole numbers only (Criteo), for messages.
     integer: bool,
     /// Number of the file in its source.
@@ -198,6 +207,13 @@ impl Plan {
         layout: LabelLayout,
         o: &PlanOptions<'_>,
     ) -> Result<Plan, String> {
+        let mut wanted = schema.needed();
+        let label = (layout != LabelLayout::Absent).then_some(&schema.label.name[..]);
+        let key = o.split.as_ref().and_then(|(s, _)| s.column());
+        wanted.extend(label.into_iter().chain(key).chain(o.passed.iter().map(String::as_str)));
+        if let Some(problem) = missing_columns(&names, &wanted) {
+            return Err(problem);
+        }
         let find = |name: &str| {
             let mut places = names.iter().enumerate().filter(|(_, n)| *n == name).map(|(i, _)| i);
             match (places.next(), places.next()) {
@@ -226,7 +242,16 @@ impl Plan {
             _ => Some(find(&schema.label.name)?),
         };
         let optional = |name: Option<&str>| name.map(find).transpose();
-        let split_column = o.split.as_ref().and_then(|(s, _)| s.column());
+        let bytes = |texts: &[String]| texts.iter().map(|n| n.clone().into_bytes()).collect::<Vec<_>>();
+        let own_na = [
+            schema.numeric.iter().map(|c| bytes(&c.na)).collect::<Vec<_>>(),
+            schema.categorical.iter().map(|c| bytes(&c.na)).collect(),
+        ];
+        let as_text = |i: usize| {
+            let mut uses = single.iter().copied().chain(lists.iter().map(|l| (l.0, l.1)));
+            uses.any(|(field, j)| field == i && schema.categorical[j].form == Some(Form::Text))
+        };
+        let texts = (0..names.len()).map(as_text).collect();
         Ok(Plan {
             expected: format!("{} ({})", names.len(), listed(&names)),
             numeric,
@@ -243,10 +268,13 @@ impl Plan {
             weight: optional(schema.weight.as_deref())?,
             group: optional(schema.group.as_deref())?,
             passed: o.passed.iter().map(|n| find(n)).collect::<Result<_, _>>()?,
-            key: optional(split_column)?,
+            key: optional(key)?,
             split: o.split.clone(),
             width: (schema.numeric.len(), schema.categorical.len()),
-            na: o.na.iter().map(|n| n.clone().into_bytes()).collect(),
+            any_na: !o.na.is_empty() || own_na.iter().flatten().any(|n| !n.is_empty()),
+            na: bytes(o.na),
+            texts,
+            own_na,
             integer: o.integer,
             file: o.file,
             names,
@@ -275,8 +303,24 @@ impl Plan {
         Uses { number, text, list }
     }
 
+    /// Whether a columnar file's numbers are to be written as whole numbers are, in a column of texts.
+    #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
+    pub fn of_texts(&self, i: usize) -> bool {
+        self.texts[i]
+    }
+
+    /// Whether texts, perhaps numbers, mean that a value is missing.
+    #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
+    pub fn has_na(&self) -> bool {
+        self.any_na
+    }
+
     fn missing(&self, field: &[u8]) -> bool {
         field.is_empty() || self.na.iter().any(|n| n == field)
+    }
+
+    fn missing_in(&self, own: &[Vec<u8>], field: &[u8]) -> bool {
+        self.missing(field) || own.iter().any(|n| n == field)
     }
 
     /// The label of a field's text.
@@ -304,22 +348,24 @@ impl Plan {
         if missing {
             return Err(RowProblem::NoLabel { column: self.label_name.clone() });
         }
+        if let ([digit @ (b'0' | b'1')], None) = (field, &self.rule) {
+            return Ok(digit - b'0');
+        }
         let bad = |expected: String| {
             Err(RowProblem::BadLabel { column: self.label_name.clone(), value: quoted(field), expected })
         };
-        match &self.rule {
-            Some(rule) => match rule.of(field) {
-                Some(positive) => Ok(u8::from(positive)),
-                None => bad(format!("what its rule \"{}\" can compare; correct the value", rule.text())),
-            },
-            None => match if self.integer { field } else { field.trim_ascii() } {
-                b"0" => Ok(0),
-                b"1" => Ok(1),
-                b"-1" if self.signed => Ok(0),
-                b"+1" if self.signed => Ok(1),
-                _ if self.integer => bad("0 or 1; correct the value".into()),
-                _ => bad("0 or 1; correct the value, or say in the schema which values are positive (positive = \">= 4\")".into()),
-            },
+        if let Some(rule) = &self.rule {
+            let wrong = || format!("what its rule \"{}\" can compare; correct the value", rule.text());
+            return rule.of(field).map_or_else(|| bad(wrong()), |positive| Ok(u8::from(positive)));
+        }
+        let plain = if self.integer { Cow::Borrowed(field) } else { plain_label(field) };
+        match &*plain {
+            b"0" => Ok(0),
+            b"1" => Ok(1),
+            b"-1" if self.signed => Ok(0),
+            b"+1" if self.signed => Ok(1),
+            _ if self.integer => bad("0 or 1; correct the value".into()),
+            _ => bad("0 or 1; correct the value, or say in the schema which values are positive (positive = \">= 4\")".into()),
         }
     }
 
@@ -349,7 +395,9 @@ impl Plan {
         let (n, text) = (batch.len(), batch.text());
         // a text that means "missing" may look like a number: not for numbers read at once
         let numbers = |na: &Vec<u8>| !na.is_empty() && parse_number(na).is_some();
-        if !self.lists.is_empty() || self.na.iter().any(numbers) {
+        if !self.lists.is_empty()
+            || (self.any_na && self.na.iter().chain(self.own_na[0].iter().flatten()).any(numbers))
+        {
             return false;
         }
         let mut labels = [UNLABELLED; BATCH];
@@ -373,7 +421,7 @@ impl Plan {
         sink.begin(n, self.width);
         let mut values = [0.0; BATCH];
         for &(i, k) in &self.numeric {
-            if !batch.numbers(i, &mut values, |field| self.missing(field)) {
+            if !batch.numbers(i, &mut values, |field| self.missing_in(&self.own_na[0][k], field)) {
                 sink.cancel(n, self.width);
                 return false;
             }
@@ -381,9 +429,9 @@ impl Plan {
         }
         for &(i, j) in &self.single {
             let mut ranges = batch.ranges(i);
-            if !self.na.is_empty() {
+            if self.any_na {
                 for range in &mut ranges[..n] {
-                    if self.missing(&text[range.0 as usize..range.1 as usize]) {
+                    if self.missing_in(&self.own_na[1][j], &text[range.0 as usize..range.1 as usize]) {
                         *range = (0, 0);
                     }
                 }
@@ -419,14 +467,16 @@ impl Plan {
             Some(i) => self.label_of(field(i))?,
             None => UNLABELLED,
         };
-        let number = |i: usize| match fields.number(i, text) {
+        let number = |i: usize, own: &[Vec<u8>]| match fields.number(i, text) {
             // a text that means "missing" may look like a number; a number of a columnar file has no text
-            Some(_) if self.na.iter().any(|n| !n.is_empty() && n == field(i)) => Some(f64::NAN),
+            Some(_) if self.any_na && !field(i).is_empty() && self.missing_in(own, field(i)) => {
+                Some(f64::NAN)
+            }
             None if !self.integer => spaced_number(field(i)),
             other => other,
         };
         let weight = match self.weight {
-            Some(i) => match number(i) {
+            Some(i) => match number(i, &[]) {
                 Some(w) if w >= 0.0 => Some(w as f32),
                 _ => {
                     return Err(RowProblem::BadWeight {
@@ -439,23 +489,28 @@ impl Plan {
         };
         sink.begin(1, self.width);
         for &(i, k) in &self.numeric {
-            match number(i) {
+            match number(i, &self.own_na[0][k]) {
                 Some(value) => sink.numbers(k, &[value]),
-                None if self.missing(field(i)) => sink.numbers(k, &[f64::NAN]),
+                None if self.missing_in(&self.own_na[0][k], field(i)) => sink.numbers(k, &[f64::NAN]),
                 None => {
                     sink.cancel(1, self.width);
                     let (column, value) = (self.names[i].clone(), quoted(field(i)));
-                    return Err(RowProblem::BadNumber { column, value, integer: self.integer });
+                    if !self.integer && beyond_range(field(i)) {
+                        return Err(RowProblem::TooLarge { column, value });
+                    }
+                    let advice = number_advice(field(i));
+                    return Err(RowProblem::BadNumber { column, value, integer: self.integer, advice });
                 }
             }
         }
-        if self.na.is_empty() {
+        if !self.any_na {
             for &(i, j) in &self.single {
                 sink.singles(j, &[fields.range(i)], text);
             }
         } else {
             for &(i, j) in &self.single {
-                let range = if self.missing(field(i)) { (0, 0) } else { fields.range(i) };
+                let range =
+                    if self.missing_in(&self.own_na[1][j], field(i)) { (0, 0) } else { fields.range(i) };
                 sink.singles(j, &[range], text);
             }
         }
@@ -464,8 +519,8 @@ impl Plan {
                 Some(items) => sink.list(j, items, text),
                 None => {
                     let mut items = vec![];
-                    if !self.missing(field(i)) {
-                        self.split_list(field(i), fields.range(i).0, separator, &mut items);
+                    if !self.missing_in(&self.own_na[1][j], field(i)) {
+                        self.split_list(field(i), fields.range(i).0, (separator, j), &mut items);
                     }
                     sink.list(j, &items, text);
                 }
@@ -477,7 +532,13 @@ impl Plan {
     }
 
     /// The non-empty parts of a cell that starts at `start`.
-    fn split_list(&self, cell: &[u8], start: u32, separator: char, items: &mut Vec<(u32, u32)>) {
+    fn split_list(
+        &self,
+        cell: &[u8],
+        start: u32,
+        (separator, j): (char, usize),
+        items: &mut Vec<(u32, u32)>,
+    ) {
         let mut buffer = [0; 4];
         let separator = separator.encode_utf8(&mut buffer).as_bytes();
         let mut at = 0;
@@ -486,12 +547,72 @@ impl Plan {
                 .windows(separator.len())
                 .position(|w| w == separator)
                 .map_or(cell.len(), |n| at + n);
-            if end > at && !self.na.iter().any(|n| *n == cell[at..end]) {
+            if end > at && !self.missing_in(&self.own_na[1][j], &cell[at..end]) {
                 items.push((start + at as u32, start + end as u32));
             }
             at = end + separator.len();
         }
     }
+}
+
+/// What a label without a rule says: 0 and 1, also written 1.0 or true, with or without blanks.
+pub(crate) fn plain_label(field: &[u8]) -> Cow<'_, [u8]> {
+    let field = field.trim_ascii();
+    Form::Number.canonical(field).map_or(Cow::Borrowed(field), |text| text.into_bytes().into())
+}
+
+/// Texts by which programs mean that a value is missing.
+pub(crate) const MISSING_TEXTS: [&str; 22] = [
+    "NA", "NaN", "nan", "NAN", "-nan", "-NaN", "na", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "Null",
+    "None", "none", "nil", "\\N", "-", "--", "?", ".",
+];
+
+/// Whether a text is one of these.
+pub(crate) fn means_missing(field: &[u8]) -> bool {
+    MISSING_TEXTS.iter().any(|m| m.as_bytes() == field.trim_ascii())
+}
+
+/// What to do about a text in a column of numbers.
+fn number_advice(field: &[u8]) -> String {
+    match means_missing(field) {
+        true => format!(
+            "if it means that the value is missing: na = [{}] of the column, or data.na",
+            quoted(field)
+        ),
+        false => "correct the value".into(),
+    }
+}
+
+/// Whether a text is a number that is too large for 32 bits, or infinite.
+fn beyond_range(field: &[u8]) -> bool {
+    let value = std::str::from_utf8(field).ok().and_then(|t| t.trim().parse::<f64>().ok());
+    value.is_some_and(|v| v.abs() > f64::from(f32::MAX))
+}
+
+/// What of some columns a file with these names lacks, in words: what is missing, what is there, the nearest spelling.
+pub(crate) fn missing_columns(names: &[String], wanted: &[&str]) -> Option<String> {
+    let mut missing: Vec<&str> = vec![];
+    for name in wanted {
+        if !names.iter().any(|n| n == name) && !missing.contains(name) {
+            missing.push(name);
+        }
+    }
+    let (first, rest) = missing.split_first()?;
+    let shown = |n: &str| quoted(n.as_bytes());
+    let all =
+        std::iter::once(first).chain(rest.iter().take(4)).map(|n| shown(n)).collect::<Vec<_>>().join(", ");
+    let more = if missing.len() > 5 { format!(" and {} more", missing.len() - 5) } else { String::new() };
+    let free = || names.iter().map(String::as_str).filter(|n| !wanted.contains(n));
+    let near = missing.iter().take(3).filter_map(|m| Some((m, crate::text::nearest_name(m, free())?)));
+    let near: Vec<String> = near
+        .map(|(m, n)| match missing.len() {
+            1 => format!("did you mean {}?", shown(n)),
+            _ => format!("{} may be {}", shown(n), shown(m)),
+        })
+        .collect();
+    let near = if near.is_empty() { String::new() } else { format!("; {}", near.join(", ")) };
+    let word = if missing.len() == 1 { "column" } else { "columns" };
+    Some(format!("has no {word} {all}{more}; it has {}{near}", listed(names)))
 }
 
 /// Names for a message: all of a few, the first and last of many.

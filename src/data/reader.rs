@@ -13,6 +13,7 @@ use super::delimited::{Parser, Problems, Record, sample};
 use super::encoder::{EncodingSink, FittedEncoder, Fitter};
 use super::error::{DataError, RowProblem, quoted};
 use super::format::{Delimited, Format, FormatOptions, resolve};
+use super::header::read_header;
 use super::input::Place;
 use super::plan::{LabelLayout, Plan, PlanOptions, Sink, listed};
 use super::rows::{Dataset, RawRows, Rows, SkipReport};
@@ -127,6 +128,8 @@ pub struct Reader {
     open: Option<Open>,
     /// What the files opened so far are.
     formats: Vec<Format>,
+    /// Columns of them that are texts by type.
+    texts: Vec<String>,
     labelled: Option<bool>,
     rows: u64,
     skipped: SkipReport,
@@ -158,6 +161,7 @@ impl Reader {
             file: 0,
             open: None,
             formats: vec![],
+            texts: vec![],
             labelled: None,
             rows: 0,
             skipped: SkipReport::default(),
@@ -172,6 +176,19 @@ impl Reader {
     /// Whether the rows have labels.
     pub fn labelled(&self) -> bool {
         self.labelled == Some(true)
+    }
+
+    /// Whether files of text have a header, once one has been opened.
+    pub fn header(&self) -> Option<bool> {
+        match self.formats.iter().any(|f| matches!(f, Format::Delimited(d) if !d.criteo)) {
+            true => self.source.format.header,
+            false => None,
+        }
+    }
+
+    /// Columns of the files opened so far whose values are texts by type, in columnar files.
+    pub fn texts(&self) -> &[String] {
+        &self.texts
     }
 
     /// Rows left out so far.
@@ -273,7 +290,14 @@ impl Reader {
             super::criteo::check_columns(&self.schema)?;
             None
         } else {
-            header(&self.schema, &format, &records).map_err(|(line, p)| columns(line, p))?
+            let labelled = self.source.read.labels == Labels::Required;
+            let header = read_header(&self.schema, &format, &records, labelled);
+            let header = header.map_err(|(line, p)| columns(line, p))?;
+            // decided once, for all files
+            if !records.is_empty() {
+                self.source.format.header = Some(header.is_some());
+            }
+            header
         };
         format.header = Some(header.is_some());
         if let Some(Format::Delimited(d)) = self.formats.last_mut() {
@@ -347,6 +371,7 @@ impl Reader {
             Format::Arrow { stream } => (Columnar::arrow(place, *stream)?, "Arrow IPC"),
             _ => (Columnar::parquet(place, |name| used.iter().any(|u| u == name))?, "Parquet"),
         };
+        self.texts.extend(file.texts.iter().cloned());
         let has_label = file.names.contains(&schema.label.name);
         let layout = match self.source.read.labels {
             Labels::Optional if !has_label => LabelLayout::Absent,
@@ -513,64 +538,6 @@ fn head_lines(head: &[u8], record: &Record) -> u64 {
     text.iter().filter(|&&b| b == b'\n').count() as u64
 }
 
-/// The names in the first record, if it is a header; `None` if the file has none and the schema knows its columns.
-/// The error is a line and what is wrong.
-fn header(
-    schema: &Schema,
-    format: &Delimited,
-    records: &[Record],
-) -> Result<Option<Vec<String>>, (u64, String)> {
-    let Some(first) = records.first() else { return Ok(None) };
-    let names: Vec<String> = first.values.iter().map(|v| String::from_utf8_lossy(v).into_owned()).collect();
-    let needed = schema.needed();
-    let known = needed.iter().filter(|n| names.iter().any(|name| name == *n)).count();
-    let shown = quoted(&first.values.join(&format.delimiter));
-    match format.header {
-        Some(true) => {
-            if known == 0 && !needed.is_empty() {
-                return Err((
-                    first.line,
-                    format!(
-                        "no header: its first row is {shown}, expected the names of columns such as {}; \
-                         set data.header = false and list all columns in the order of the file, or add a header",
-                        listed(&needed.iter().take(3).map(|n| n.to_string()).collect::<Vec<_>>())
-                    ),
-                ));
-            }
-            Ok(Some(names))
-        }
-        Some(false) => without(schema, first, &shown).map(|()| None),
-        None if known * 2 > needed.len() => Ok(Some(names)),
-        None => without(schema, first, &shown).map(|()| None),
-    }
-}
-
-/// Whether a file without a header can be read by a schema.
-fn without(schema: &Schema, first: &Record, shown: &str) -> Result<(), (u64, String)> {
-    let have = first.values.len();
-    let count = schema.file.len();
-    if count == 0 {
-        return Err((
-            first.line,
-            format!(
-                "has no header with the schema's columns, and the schema does not say their order; its first row is {shown}; \
-                 make a schema from a file with a header, or list all columns in the order of the file"
-            ),
-        ));
-    }
-    // one less: a file to be scored may lack the label; other rows are looked at one by one
-    if have != count && have + 1 != count && have < 2 {
-        return Err((
-            first.line,
-            format!(
-                "{have} field in the first row, {shown}, expected {count} ({}); check data.delimiter and data.header",
-                listed(&schema.file)
-            ),
-        ));
-    }
-    Ok(())
-}
-
 /// Fits an encoder to training rows in one pass.
 pub fn fit(source: &Source, schema: &Schema) -> Result<(FittedEncoder, SkipReport), DataError> {
     let mut fitter = Fitter::new(schema)?;
@@ -580,6 +547,7 @@ pub fn fit(source: &Source, schema: &Schema) -> Result<(FittedEncoder, SkipRepor
             fitter.push(rows)?;
         }
     }
+    fitter.texts(reader.texts());
     Ok((fitter.finish()?, reader.skipped))
 }
 

@@ -13,12 +13,7 @@ const VOCAB: Encoding = Encoding::Vocabulary { min_count: 1, max_size: None };
 fn schema() -> Schema {
     let list = ListOptions { separator: '|', pooling: Pooling::Mean, max_length: 0 };
     Schema {
-        numeric: vec![NumericColumn {
-            name: "price".into(),
-            from: None,
-            transform: Transform::None,
-            indicator: true,
-        }],
+        numeric: vec![NumericColumn::new("price", Transform::None, true)],
         categorical: vec![
             CategoricalColumn::single("user", VOCAB),
             CategoricalColumn { list: Some(list), ..CategoricalColumn::single("tags", VOCAB) },
@@ -86,9 +81,15 @@ fn files_with_and_without_a_header_read_alike() {
         v
     };
     assert_eq!(strip(rows(&bare, &schema()).unwrap()), strip(rows(&headed, &schema()).unwrap()));
-    // several files, one with and one without
+    // several files are of one kind, which the first decides
     let mut both = headed.clone();
     both.places.extend(bare.places.clone());
+    let text = rows(&both, &schema()).unwrap_err().to_string();
+    assert!(text.contains("expected a header") && text.contains("--header no"), "{text}");
+    both.places.rotate_left(1);
+    let text = rows(&both, &schema()).unwrap_err().to_string();
+    assert!(text.contains("has the columns' names") && text.contains("--header yes"), "{text}");
+    both.places[1] = both.places[0].clone();
     assert_eq!(rows(&both, &schema()).unwrap().len(), 6);
     let fail = |text: &str, format: FormatOptions, s: &Schema| {
         rows(&source(text.as_bytes(), format, RowPolicy::Error), s).unwrap_err().to_string()
@@ -268,12 +269,7 @@ fn gzipped(text: &[u8]) -> Vec<u8> {
 /// A good file of each kind, and the schema that reads it.
 fn good_files() -> Vec<(Vec<u8>, Schema)> {
     let sparse = Schema {
-        numeric: vec![NumericColumn {
-            name: "3".into(),
-            from: None,
-            transform: Transform::None,
-            indicator: false,
-        }],
+        numeric: vec![NumericColumn::new("3", Transform::None, false)],
         categorical: vec![CategoricalColumn::single("#1", VOCAB), schema().categorical[1].clone()],
         ..Schema::default()
     };

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
 use super::label::LabelRule;
+use super::value::Form;
 use super::vocab::FIRST_VALUE;
 
 /// How a numeric value is transformed; a missing value is 0 after it (math.md, section 1).
@@ -64,6 +65,16 @@ pub struct NumericColumn {
     /// Whether a 0/1 "is missing" feature follows the transformed columns.
     #[serde(default)]
     pub indicator: bool,
+    /// Further texts that mean "missing" in this column.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub na: Vec<String>,
+}
+
+impl NumericColumn {
+    /// A column of the file.
+    pub fn new(name: impl Into<String>, transform: Transform, indicator: bool) -> NumericColumn {
+        NumericColumn { name: name.into(), from: None, transform, indicator, na: vec![] }
+    }
 }
 
 /// How a categorical value becomes an id.
@@ -135,12 +146,27 @@ pub struct CategoricalColumn {
     /// Width of its embedding rows where it is not the model's; a learned map brings them to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
+    /// What its training values, and those of the columns that share its table, are like; absent before fitting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub form: Option<Form>,
+    /// Further texts that mean "missing" in this column.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub na: Vec<String>,
 }
 
 impl CategoricalColumn {
     /// A single-valued column with a table of its own.
     pub fn single(name: impl Into<String>, encoding: Encoding) -> CategoricalColumn {
-        CategoricalColumn { name: name.into(), from: None, encoding, list: None, share: None, width: None }
+        CategoricalColumn {
+            name: name.into(),
+            from: None,
+            encoding,
+            list: None,
+            share: None,
+            width: None,
+            form: None,
+            na: vec![],
+        }
     }
 }
 
@@ -191,9 +217,8 @@ pub const CRITEO_CATEGORICAL: usize = 26;
 impl Schema {
     /// Criteo's I1..I13 and C1..C26, each kind with one treatment.
     pub fn criteo(transform: Transform, indicator: bool, encoding: Encoding) -> Schema {
-        let numeric: Vec<NumericColumn> = (1..=CRITEO_NUMERIC)
-            .map(|i| NumericColumn { name: format!("I{i}"), from: None, transform, indicator })
-            .collect();
+        let numeric: Vec<NumericColumn> =
+            (1..=CRITEO_NUMERIC).map(|i| NumericColumn::new(format!("I{i}"), transform, indicator)).collect();
         let categorical: Vec<CategoricalColumn> =
             (1..=CRITEO_CATEGORICAL).map(|i| CategoricalColumn::single(format!("C{i}"), encoding)).collect();
         let names = numeric.iter().map(|c| &c.name).chain(categorical.iter().map(|c| &c.name));

@@ -244,15 +244,7 @@ mod tests {
         let options = ListOptions { separator: '|', pooling: Pooling::Mean, max_length: 0 };
         let column = |n: &&str| CategoricalColumn::single(*n, encoding);
         Schema {
-            numeric: numeric
-                .iter()
-                .map(|n| NumericColumn {
-                    name: n.to_string(),
-                    from: None,
-                    transform: Transform::None,
-                    indicator: false,
-                })
-                .collect(),
+            numeric: numeric.iter().map(|n| NumericColumn::new(*n, Transform::None, false)).collect(),
             categorical: single
                 .iter()
                 .map(column)

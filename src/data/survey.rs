@@ -1,23 +1,20 @@
 //! What is in a file's columns, and a schema that fits them: `birkhoff schema`.
 
-use std::fmt::Write;
-
 use serde::Serialize;
 
 use super::delimited::sample;
 use super::error::DataError;
 use super::format::{Format, resolve};
-use super::guess::{guess_label, looks_like_header};
-use super::plan::{parse_number, spaced_number};
+use super::guess::guess_label;
+use super::header::{First, first_record, is_label, names_of};
+use super::plan::{parse_number, plain_label, spaced_number};
 use super::reader::{Labels, ReadOptions, RowPolicy, Source};
 use super::schema::{CategoricalColumn, Encoding, ListOptions, Pooling, Schema};
 use super::split::time_of;
 use super::vocab::Interner;
 
 /// Distinct values that are counted one by one.
-const MOST_DISTINCT: usize = 1 << 20;
-/// Values from which a column is hashed rather than given a vocabulary.
-const HASHED_FROM: usize = 1 << 19;
+pub(super) const MOST_DISTINCT: usize = 1 << 20;
 
 /// What was seen in one column.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -50,6 +47,23 @@ pub struct ColumnSurvey {
     pub warnings: Vec<String>,
     /// Whether its cells are lists.
     pub lists: bool,
+    /// Texts that mean "missing" in it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub na: Vec<String>,
+    /// Where its cells hold several values: how many the longest has, and how many 99 of 100 rows have at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<[u32; 2]>,
+    /// How often a count of the rows begins anew; `None`: the values do not count.
+    #[serde(skip)]
+    pub(super) restarts: Option<u64>,
+    #[serde(skip)]
+    count: Option<[f64; 2]>,
+    /// Files that are looked at.
+    #[serde(skip)]
+    pub(super) files: u64,
+    /// Rows by their number of values.
+    #[serde(skip)]
+    by_length: std::collections::BTreeMap<u32, u64>,
     #[serde(skip)]
     pub(super) values: Interner,
     /// Rows of each of them.
@@ -68,6 +82,10 @@ pub struct Survey {
     pub format: String,
     /// Whether the first file has a header.
     pub header: bool,
+    /// How that was told.
+    pub header_rule: String,
+    /// Whether blanks around fields are left out: one follows every delimiter.
+    pub trim: bool,
     /// Rows that were looked at.
     pub rows: u64,
     /// Rows that could not be read.
@@ -81,7 +99,9 @@ pub struct Survey {
     /// The columns, in file order.
     pub columns: Vec<ColumnSurvey>,
     #[serde(skip)]
-    shape: Format,
+    pub(super) shape: Format,
+    #[serde(skip)]
+    pub(super) options: super::format::FormatOptions,
 }
 
 /// Looks at up to `most` rows (0 = all) of a source; `label` is the column to predict, if it is known.
@@ -96,27 +116,42 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     let mut source = source.clone();
     source.read = ReadOptions { policy: RowPolicy::Skip, labels: Labels::Optional };
     // lists: which columns hold them, in a columnar file
-    let (names, header, lists) = match &shape {
+    let (names, (header, rule), lists) = match &shape {
         Format::Delimited(d) if d.criteo => {
             // as any other text, so that each column is looked at
             (source.format.format, source.format.header) = (super::format::FormatName::Tsv, Some(false));
-            (Schema::criteo(super::schema::Transform::Log, true, ENCODING).file, false, vec![])
+            let names = Schema::criteo(super::schema::Transform::Log, true, ENCODING).file;
+            (names, (false, "Criteo's log has none"), vec![])
         }
         Format::Delimited(d) => {
             let comment = source.format.comment.clone().into_bytes();
-            let records = sample(&head, d, &comment, 100);
+            let mut d = d.clone();
+            let mut records = sample(&head, &d, &comment, 200);
+            if !d.trim && blank_after_delimiters(&records, d.delimiter) {
+                d.trim = true;
+                records = sample(&head, &d, &comment, 200);
+            }
+            source.format.trim = d.trim;
             let Some(first) = records.first() else {
                 return Err(DataError::Empty { path, expected: "rows of data".into() });
             };
-            let header = d.header.unwrap_or_else(|| {
-                let rest: Vec<&[Vec<u8>]> = records[1..].iter().map(|r| &r.values[..]).collect();
-                looks_like_header(&first.values, &rest)
-            });
-            source.format.header = Some(header);
-            let name = |(i, v): (usize, &Vec<u8>)| {
-                if header { String::from_utf8_lossy(v).into_owned() } else { format!("c{}", i + 1) }
+            let (header, rule) = match d.header {
+                Some(header) => (header, "as data.header says"),
+                None => {
+                    let rest: Vec<&[Vec<u8>]> = records[1..].iter().map(|r| &r.values[..]).collect();
+                    match first_record(&first.values, &rest) {
+                        First::Header(why) => (true, why),
+                        First::Row(why) => (false, why),
+                        First::Unclear => (false, UNCLEAR),
+                    }
+                }
             };
-            (first.values.iter().enumerate().map(name).collect(), header, vec![])
+            source.format.header = Some(header);
+            let names = match header {
+                true => names_of(&first.values, None),
+                false => (1..=first.values.len()).map(|i| format!("c{i}")).collect(),
+            };
+            (names, (header, rule), vec![])
         }
         Format::Sparse { .. } => {
             return Err(fail(format!(
@@ -127,26 +162,33 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
         Format::Parquet => {
             let file = super::columnar::Columnar::parquet(&source.places[0], |_| true)?;
-            (file.names, true, file.lists)
+            (file.names, (true, "the file names its columns"), file.lists)
         }
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
         Format::Arrow { stream } => {
             let file = super::columnar::Columnar::arrow(&source.places[0], *stream)?;
-            (file.names, true, file.lists)
+            (file.names, (true, "the file names its columns"), file.lists)
         }
         #[cfg(not(all(feature = "formats", not(target_arch = "wasm32"))))]
         _ => return Err(fail("is columnar, which this build does not read".into())),
     };
     let mut columns: Vec<ColumnSurvey> = names
         .iter()
-        .map(|n| ColumnSurvey { name: n.clone(), shortest: usize::MAX, ..Default::default() })
+        .map(|n| ColumnSurvey {
+            name: n.clone(),
+            shortest: usize::MAX,
+            files: source.places.len() as u64,
+            ..Default::default()
+        })
         .collect();
-    let mut seen = std::collections::HashSet::new();
-    if let Some(twice) = names.iter().find(|n| !seen.insert(*n)) {
-        return Err(fail(format!("column {twice:?} stands twice in the header; rename one")));
-    }
-    if let Some(empty) = names.iter().position(String::is_empty) {
-        return Err(fail(format!("column {} has no name in the header; give it one", empty + 1)));
+    for (k, name) in names.iter().enumerate() {
+        if let Some(i) = names[..k].iter().position(|n| n == name) {
+            let places = format!("as number {} and {}", i + 1, k + 1);
+            return Err(fail(format!(
+                "column {name:?} stands twice in the header, {places}; rename one, or say that the file has no header: \
+                 --set data.header=no"
+            )));
+        }
     }
     let schema = all_text(&names, &lists);
     for (column, list) in columns.iter_mut().zip(&lists) {
@@ -185,10 +227,15 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     };
     // Criteo's columns have names, though not in the file
     let named = header || matches!(&shape, Format::Delimited(d) if d.criteo);
-    columns.iter_mut().for_each(|c| c.guess(named));
+    for column in &mut columns {
+        column.guess(named);
+        column.find_lengths();
+    }
     let mut survey = Survey {
         format: shape.describe(),
         header,
+        header_rule: rule.into(),
+        trim: source.format.trim,
         rows,
         skipped: skipped.skipped,
         problems: skipped.first,
@@ -196,11 +243,25 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         label_rate: None,
         columns,
         shape,
+        options: source.format.clone(),
     };
     if let Some(label) = label {
         survey.compare_with_label(&source, &schema, &label, rows)?;
     }
     Ok(survey)
+}
+
+/// What is said where names could not be told from a row.
+const UNCLEAR: &str = "nothing tells names from a row; where the first row has names: --set data.header=yes";
+
+/// Whether every field but the first of a line begins with a blank: what stands between fields is more than the delimiter.
+fn blank_after_delimiters(records: &[super::delimited::Record], delimiter: u8) -> bool {
+    let fields = || records.iter().flat_map(|r| r.values.iter().skip(1));
+    !matches!(delimiter, b'\t' | b' ')
+        && records.len() > 1
+        && fields().next().is_some()
+        && fields().all(|v| v.is_empty() || v.starts_with(b" "))
+        && fields().any(|v| !v.is_empty())
 }
 
 const ENCODING: Encoding = Encoding::Vocabulary { min_count: 1, max_size: None };
@@ -223,6 +284,7 @@ fn all_text(names: &[String], lists: &[bool]) -> Schema {
 impl ColumnSurvey {
     fn push_list<'a>(&mut self, items: impl ExactSizeIterator<Item = &'a [u8]>) {
         let (rows, missing) = (self.rows + 1, self.missing + u64::from(items.len() == 0));
+        *self.by_length.entry(items.len() as u32).or_default() += 1;
         items.for_each(|item| self.push(item));
         (self.rows, self.missing) = (rows, missing);
     }
@@ -236,6 +298,7 @@ impl ColumnSurvey {
         self.longest = self.longest.max(value.len());
         self.shortest = self.shortest.min(value.len());
         let number = parse_number(value).or_else(|| spaced_number(value));
+        self.count_rows(number);
         if let Some(v) = number {
             self.numbers += 1;
             self.whole += u64::from(v.fract() == 0.0 && !value.contains(&b'.'));
@@ -249,7 +312,9 @@ impl ColumnSurvey {
             && let Some(s) = separators.into_iter().find(|s| value.contains(&(*s as u8)))
         {
             self.separated += u64::from(self.separator.is_none_or(|known| known == s));
-            self.separator.get_or_insert(s);
+            let s = *self.separator.get_or_insert(s);
+            let values = value.iter().filter(|b| **b == s as u8).count() + 1;
+            *self.by_length.entry(values as u32).or_default() += 1;
         }
         if let Some(i) = self.values.get(value) {
             self.counts[i as usize] = self.counts[i as usize].saturating_add(1);
@@ -260,6 +325,45 @@ impl ColumnSurvey {
             if self.examples.len() < 4 {
                 self.examples.push(super::error::quoted(value).trim_matches('"').to_string());
             }
+        }
+    }
+}
+
+impl ColumnSurvey {
+    /// Follows a count of the rows: each one more than the one before, or from the first on anew.
+    fn count_rows(&mut self, number: Option<f64>) {
+        let Some(v) = number.filter(|v| v.fract() == 0.0) else {
+            self.restarts = None;
+            return;
+        };
+        match (self.count, &mut self.restarts) {
+            (None, _) if self.rows == 1 => (self.count, self.restarts) = (Some([v, v]), Some(0)),
+            (Some([first, last]), Some(_)) if v == last + 1.0 => self.count = Some([first, v]),
+            (Some([first, _]), Some(n)) if v == first => (self.count, *n) = (Some([first, v]), *n + 1),
+            _ => self.restarts = None,
+        }
+    }
+
+    /// Of a list: the longest, and what 99 of 100 rows have at most.
+    fn find_lengths(&mut self) {
+        let (Some((&longest, _)), true) = (self.by_length.last_key_value(), self.kind == "list") else {
+            return;
+        };
+        let all: u64 = self.rows - self.missing;
+        let several: u64 = self.by_length.values().sum();
+        let (mut before, mut most) = (all.saturating_sub(several), 1);
+        for (&length, &n) in &self.by_length {
+            if before as f64 >= 0.99 * all as f64 {
+                break;
+            }
+            (before, most) = (before + n, length.max(1));
+        }
+        self.lengths = Some([longest, most]);
+        if longest > 100 && longest > 16 * most {
+            self.warnings.push(format!(
+                "the longest cell has {longest} values, 99 of 100 rows at most {most}; max_length = {} cuts what is longer",
+                (2 * most).next_power_of_two()
+            ));
         }
     }
 }
@@ -284,7 +388,7 @@ impl Survey {
             for raw in &chunks {
                 for r in 0..raw.len() {
                     let y = raw.field(r * width + at);
-                    positives += u64::from(y == b"1");
+                    positives += u64::from(&*plain_label(y) == b"1");
                     for (j, e) in equal.iter_mut().enumerate() {
                         *e = *e && !self.columns[j].lists && raw.field(r * width + j) == y;
                     }
@@ -301,8 +405,8 @@ impl Survey {
         let column = &mut self.columns[at];
         column.kind = "label";
         column.warnings.clear();
-        let binary = column.missing == 0
-            && (0..column.values.len()).all(|i| matches!(column.values.value(i), b"0" | b"1"));
+        let binary =
+            column.missing == 0 && (0..column.values.len()).all(|i| is_label(column.values.value(i)));
         if binary {
             self.label_rate = Some(positives as f64 / rows.max(1) as f64);
         } else {
@@ -310,94 +414,6 @@ impl Survey {
         }
         Ok(())
     }
-
-    /// The schema as TOML, with what was seen as comments.
-    pub fn to_toml(&self, files: &str) -> String {
-        let mut t = String::new();
-        let all = if self.complete { "all" } else { "the first" };
-        let quote = |s: &str| toml::Value::String(s.to_string()).to_string();
-        let _ = writeln!(
-            t,
-            "# Columns of {}, guessed from {all} {} rows by `birkhoff schema`.",
-            one_line(files),
-            self.rows
-        );
-        let _ = writeln!(
-            t,
-            "# Read it, correct the kinds, and give it as --schema (docs/data.md says what each key means)."
-        );
-        if self.skipped > 0 {
-            let _ = writeln!(
-                t,
-                "# {} rows could not be read, e.g. {}",
-                self.skipped,
-                one_line(&self.problems.join("; "))
-            );
-        }
-        match self.label_rate {
-            Some(rate) => _ = writeln!(t, "# {:.2} % of the labels are 1.", 100.0 * rate),
-            None if !self.columns.iter().any(|c| c.kind == "label") => {
-                let _ = writeln!(t, "# No column looks like a label: give one of them kind = \"label\".");
-            }
-            None => {}
-        }
-        let _ = writeln!(t, "\n[data]");
-        match &self.shape {
-            Format::Delimited(d) if d.criteo => _ = writeln!(t, "format = \"tsv\"\nheader = \"no\""),
-            Format::Delimited(d) => {
-                let _ = writeln!(t, "format = \"{}\"", if d.delimiter == b'\t' { "tsv" } else { "csv" });
-                let _ = writeln!(t, "delimiter = {}", quote(&char::from(d.delimiter).to_string()));
-            }
-            Format::Parquet => _ = writeln!(t, "format = \"parquet\""),
-            Format::Arrow { .. } => _ = writeln!(t, "format = \"arrow\""),
-            Format::Sparse { .. } => {}
-        }
-        for c in &self.columns {
-            let _ = writeln!(t, "\n[[data.columns]]");
-            let percent = 100.0 * c.missing as f64 / c.rows.max(1) as f64;
-            let missing = if c.missing > 0 { format!(", {percent:.1} % missing") } else { String::new() };
-            let range = match c.range {
-                Some([low, high]) if c.numbers + c.missing == c.rows => format!(", {low} to {high}"),
-                _ => String::new(),
-            };
-            let more = if c.distinct >= MOST_DISTINCT { "at least " } else { "" };
-            let examples = one_line(&c.examples.join("  "));
-            let _ = writeln!(t, "# {more}{} values{range}{missing}: {examples}", c.distinct);
-            for w in &c.warnings {
-                let _ = writeln!(t, "# note: {}", one_line(w));
-            }
-            let _ = writeln!(t, "name = {}\nkind = \"{}\"", quote(&c.name), c.kind);
-            match c.kind {
-                "label" if !c.warnings.is_empty() => {
-                    let rule = match c.range {
-                        Some([low, high]) if c.numbers == c.rows => format!(">= {}", (low + high) / 2.0),
-                        _ => format!("= {}", c.examples.first().map_or("yes", String::as_str)),
-                    };
-                    let _ = writeln!(t, "positive = {}", quote(&rule));
-                }
-                "numeric" => {
-                    let log = c.range.is_some_and(|[low, high]| low >= 0.0 && high > 50.0);
-                    let _ = writeln!(t, "transform = \"{}\"", if log { "log" } else { "standardize" });
-                    let _ = writeln!(t, "indicator = {}", c.missing > 0);
-                }
-                "list" => {
-                    let separator = c.separator.unwrap_or('|').to_string();
-                    let _ = writeln!(t, "separator = {}\npooling = \"mean\"", quote(&separator));
-                }
-                "categorical" if c.distinct >= HASHED_FROM => {
-                    let _ = writeln!(t, "hash = {{ buckets = {} }}", (2 * c.distinct).next_power_of_two());
-                }
-                "categorical" => _ = writeln!(t, "vocabulary = {{ min_count = 2 }}"),
-                _ => {}
-            }
-        }
-        t
-    }
-}
-
-/// A text without line breaks, for a comment.
-fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

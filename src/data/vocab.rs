@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::columns::{BATCH, word_before};
 use super::error::DataError;
 use super::schema::{CategoricalColumn, Encoding};
+use super::value::{Form, FormFinder};
 
 /// Id of a value that the vocabulary does not have.
 pub const OOV: u32 = 0;
@@ -173,6 +174,33 @@ impl Counter {
         self.values.len()
     }
 
+    /// Shows every value to `finder`.
+    pub fn find_form(&self, finder: &mut FormFinder) {
+        (0..self.values.len()).for_each(|i| finder.push(self.values.value(i)));
+    }
+
+    /// The same counts of the values as `form` writes them.
+    #[must_use]
+    pub fn in_form(self, form: Form) -> Counter {
+        if form == Form::Text {
+            return self;
+        }
+        let mut out = Counter::default();
+        for (i, &n) in self.counts.iter().enumerate() {
+            let value = self.values.value(i);
+            let canonical = form.canonical(value);
+            // cannot fail: no more values than there are
+            let Some(number) = out.values.intern(canonical.as_ref().map_or(value, |c| c.as_bytes())) else {
+                continue;
+            };
+            match out.counts.get_mut(number as usize) {
+                Some(count) => *count += n,
+                None => out.counts.push(n),
+            }
+        }
+        out
+    }
+
     /// The values with at least `min_count` occurrences, at most `max_size` of them, by falling
     /// count, then by bytes.
     pub fn finish(self, min_count: u64, max_size: Option<u32>) -> Interner {
@@ -194,10 +222,12 @@ impl Counter {
 /// Turns one column's values into ids.
 #[derive(Clone, Debug)]
 pub enum ColumnEncoder {
-    /// Ids of the training values.
-    Vocabulary(Interner),
-    /// Hash buckets.
+    /// Ids of the training values, written in their form.
+    Vocabulary(Interner, Form),
+    /// Hash buckets of the values, written in their form.
     Hash {
+        /// The form.
+        form: Form,
         /// Column name and NUL, what the hash starts with.
         prefix: Box<[u8]>,
         /// Number of buckets, at least 1.
@@ -238,10 +268,12 @@ fn remainder(n: u64, d: u32, inverse: u64) -> u32 {
 impl ColumnEncoder {
     /// The encoder of a column; `values` is its vocabulary, where it has one.
     pub fn new(column: &CategoricalColumn, mut values: Interner) -> Result<ColumnEncoder, DataError> {
+        // a run of before there were forms had texts
+        let form = column.form.unwrap_or_default();
         match column.encoding {
             Encoding::Vocabulary { .. } => {
                 values.settle();
-                Ok(ColumnEncoder::Vocabulary(values))
+                Ok(ColumnEncoder::Vocabulary(values, form))
             }
             Encoding::Hash { buckets: 0 } => Err(DataError::Schema {
                 column: column.name.clone(),
@@ -250,7 +282,7 @@ impl ColumnEncoder {
             Encoding::Hash { buckets } => {
                 let prefix = [column.name.as_bytes(), &[0]].concat().into();
                 let inverse = u64::MAX / u64::from(buckets);
-                Ok(ColumnEncoder::Hash { prefix, buckets, inverse })
+                Ok(ColumnEncoder::Hash { form, prefix, buckets, inverse })
             }
         }
     }
@@ -261,7 +293,9 @@ impl ColumnEncoder {
         // a bit for each that takes longer: left for the end, or else the loops would be slower for all
         let mut other = 0u64;
         match self {
-            ColumnEncoder::Vocabulary(known) if !known.is_empty() => {
+            ColumnEncoder::Vocabulary(known, form) if !known.is_empty() => {
+                // what is not found may be another text of what is there
+                let forms = *form != Form::Text;
                 let mut keys = [0; BATCH];
                 let mut lengths = [0; BATCH];
                 for (&(start, end), (key, length)) in ranges.iter().zip(keys.iter_mut().zip(&mut lengths)) {
@@ -280,11 +314,12 @@ impl ColumnEncoder {
                     let here = (slot.key == keys[row]) & (slot.length == lengths[row]);
                     let id = if here { slot.entry - 1 + FIRST_VALUE } else { OOV };
                     ids[row] = if lengths[row] == 0 { MISSING } else { id };
-                    let odd = (!here & (slot.entry != 0) & (lengths[row] != 0)) | (lengths[row] > 8);
+                    let odd =
+                        (!here & ((slot.entry != 0) | forms) & (lengths[row] != 0)) | (lengths[row] > 8);
                     other |= u64::from(odd) << row;
                 }
             }
-            ColumnEncoder::Hash { prefix, buckets, inverse } if prefix.len() <= 8 => {
+            ColumnEncoder::Hash { form: Form::Text, prefix, buckets, inverse } if prefix.len() <= 8 => {
                 for (&(start, end), id) in ranges.iter().zip(ids) {
                     let length = end.wrapping_sub(start);
                     if length != 8 && length != 0 {
@@ -313,8 +348,17 @@ impl ColumnEncoder {
             return MISSING;
         }
         match self {
-            ColumnEncoder::Vocabulary(values) => values.get(value).map_or(OOV, |n| n + FIRST_VALUE),
-            ColumnEncoder::Hash { prefix, buckets, inverse } => {
+            ColumnEncoder::Vocabulary(values, form) => match values.get(value) {
+                Some(n) => n + FIRST_VALUE,
+                None if *form == Form::Text => OOV,
+                None => {
+                    let known = form.canonical(value).and_then(|v| values.get(v.as_bytes()));
+                    known.map_or(OOV, |n| n + FIRST_VALUE)
+                }
+            },
+            ColumnEncoder::Hash { form, prefix, buckets, inverse } => {
+                let canonical = form.canonical(value);
+                let value = canonical.as_ref().map_or(value, |v| v.as_bytes());
                 let hash = match <[u8; 8]>::try_from(value) {
                     Ok(eight) if prefix.len() <= 8 => hash_of_two(prefix, u64::from_le_bytes(eight)),
                     _ => xxh3_64(&[prefix, value].concat()),
@@ -327,7 +371,7 @@ impl ColumnEncoder {
     /// Rows of the column's embedding table: ids are below it.
     pub fn table_rows(&self) -> u32 {
         match self {
-            ColumnEncoder::Vocabulary(values) => values.len() as u32 + FIRST_VALUE,
+            ColumnEncoder::Vocabulary(values, _) => values.len() as u32 + FIRST_VALUE,
             ColumnEncoder::Hash { buckets, .. } => buckets + FIRST_VALUE,
         }
     }
@@ -352,7 +396,7 @@ mod tests {
         }
         let v = c.clone().finish(2, None);
         assert_eq!((0..v.len()).map(|i| v.value(i)).collect::<Vec<_>>(), [b"a", b"b", b"z"]);
-        let e = ColumnEncoder::Vocabulary(v);
+        let e = ColumnEncoder::Vocabulary(v, Form::Text);
         let ids = ["a", "b", "z", "rare", "new", ""].map(|v| e.id(v.as_bytes()));
         assert_eq!((ids, e.table_rows()), ([2, 3, 4, OOV, OOV, MISSING], 5));
         assert_eq!(c.finish(1, Some(2)).len(), 2);

@@ -286,6 +286,8 @@ pub struct DataConfig {
     pub na: Vec<String>,
     /// Character set of text files, such as "latin1". Default "utf-8".
     pub encoding: String,
+    /// Whether blanks around the fields of text are left out, where these are not in quotes. Default false.
+    pub trim: bool,
     /// How categorical columns that say nothing else become ids. Default "vocabulary".
     pub ids: Encoding,
     /// Rows in which a value must occur to enter the vocabulary. Default 2.
@@ -315,6 +317,9 @@ pub struct ColumnConfig {
     pub from: Option<String>,
     /// What it is.
     pub kind: ColumnKind,
+    /// Numeric, categorical and list: texts that mean "missing" in it, besides those of `data.na`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub na: Vec<String>,
     /// Label: which values are positive, such as ">= 4"; absent: 0 and 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub positive: Option<String>,
@@ -406,6 +411,7 @@ impl Default for DataConfig {
             comment: String::new(),
             na: Vec::new(),
             encoding: "utf-8".into(),
+            trim: false,
             ids: Encoding::Vocabulary,
             min_count: 2,
             max_size: 0,
@@ -437,6 +443,7 @@ impl Config {
             tree::apply_set(&mut root, set)?;
         }
         let config = read::config(&root)?;
+        read::check_sets(&config, sets)?;
         let placed = |e: ConfigError| {
             let place = e.key().and_then(|key| tree::place_of(&root, key));
             e.placed(place.or_else(|| (!name.is_empty()).then(|| name.to_owned())))

@@ -46,6 +46,7 @@ pub fn schema(d: &DataConfig) -> Result<Schema, DataError> {
                 from: c.from.clone(),
                 transform: transform(c.transform.unwrap_or(d.numeric)),
                 indicator: c.indicator.unwrap_or(d.indicators),
+                na: c.na.clone(),
             }),
             ColumnKind::Categorical | ColumnKind::List => s.categorical.push(categorical(c, common)),
         }
@@ -81,6 +82,8 @@ fn categorical(c: &ColumnConfig, common: Encoding) -> CategoricalColumn {
         list,
         share: c.share.clone(),
         width: c.width.map(|w| w as _),
+        form: None,
+        na: c.na.clone(),
     }
 }
 
@@ -107,6 +110,7 @@ pub fn format(d: &DataConfig) -> FormatOptions {
         },
         comment: d.comment.clone(),
         na: d.na.clone(),
+        trim: d.trim,
         encoding: if d.encoding == "utf-8" { String::new() } else { d.encoding.clone() },
     }
 }

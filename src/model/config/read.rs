@@ -76,6 +76,58 @@ impl FromNode for [usize; 2] {
     }
 }
 
+/// "auto", "yes" or "no", or a boolean.
+struct HeaderWord(Header);
+
+impl FromNode for HeaderWord {
+    fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
+        Ok(HeaderWord(match node.value {
+            Value::Bool(true) => Header::Yes,
+            Value::Bool(false) => Header::No,
+            _ => named(node, path)?,
+        }))
+    }
+}
+
+/// A list of texts, or one.
+struct Texts(Vec<String>);
+
+impl FromNode for Texts {
+    fn from_node(node: &Node, path: &str) -> Result<Self, ConfigError> {
+        Ok(Texts(match &node.value {
+            Value::Text(one) => vec![one.clone()],
+            _ => Vec::from_node(node, path)?,
+        }))
+    }
+}
+
+/// An error if a `--set` has no effect, since every column that it is for says its own.
+pub(super) fn check_sets(c: &Config, sets: &[String]) -> Result<(), ConfigError> {
+    let columns = &c.data.columns;
+    let ids = || columns.iter().filter(|c| matches!(c.kind, ColumnKind::Categorical | ColumnKind::List));
+    let numeric = || columns.iter().filter(|c| c.kind == ColumnKind::Numeric);
+    let own_ids = ids().all(|c| c.vocabulary.is_some() || c.hash.is_some());
+    for set in sets {
+        let key = set.split_once('=').map_or(set.as_str(), |s| s.0).trim();
+        let (any, own, by) = match key {
+            "data.min_count" | "data.max_size" => (ids().count(), own_ids, "vocabulary"),
+            "data.buckets" => (ids().count(), own_ids, "hash"),
+            "data.ids" => (ids().count(), own_ids, "vocabulary or hash"),
+            "data.numeric" => (numeric().count(), numeric().all(|c| c.transform.is_some()), "transform"),
+            "data.indicators" => (numeric().count(), numeric().all(|c| c.indicator.is_some()), "indicator"),
+            _ => continue,
+        };
+        if any > 0 && own {
+            let message = format!(
+                "--set {set} would change nothing: every column says its own `{by}`; set data.columns[N].{by}, or take \
+                 `{by}` out of the schema"
+            );
+            return Err(ConfigError::at(key, message));
+        }
+    }
+    Ok(())
+}
+
 /// Reads an enum that is spelt by words.
 pub(super) fn named<T: Named>(node: &Node, path: &str) -> Result<T, ConfigError> {
     let one_of = match T::NAMES {
@@ -284,10 +336,15 @@ fn data(r: &mut Reader<'_>, c: &mut DataConfig) -> Result<(), ConfigError> {
     r.read("format", &mut c.format)?;
     r.read("delimiter", &mut c.delimiter)?;
     r.read("quote", &mut c.quote)?;
-    r.read("header", &mut c.header)?;
+    if let Some(header) = r.get::<HeaderWord>("header")? {
+        c.header = header.0;
+    }
     r.read("comment", &mut c.comment)?;
-    r.read("na", &mut c.na)?;
+    if let Some(texts) = r.get::<Texts>("na")? {
+        c.na = texts.0;
+    }
     r.read("encoding", &mut c.encoding)?;
+    r.read("trim", &mut c.trim)?;
     r.read("ids", &mut c.ids)?;
     r.read("min_count", &mut c.min_count)?;
     r.read("max_size", &mut c.max_size)?;
@@ -314,6 +371,7 @@ fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<Colu
         name,
         from: r.get("from")?,
         kind,
+        na: vec![],
         positive: None,
         transform: None,
         indicator: None,
@@ -328,10 +386,12 @@ fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<Colu
     match kind {
         ColumnKind::Label => c.positive = r.get("positive")?,
         ColumnKind::Numeric => {
+            c.na = r.get::<Texts>("na")?.map_or(vec![], |t| t.0);
             c.transform = r.get("transform")?;
             c.indicator = r.get("indicator")?;
         }
         ColumnKind::Categorical | ColumnKind::List => {
+            c.na = r.get::<Texts>("na")?.map_or(vec![], |t| t.0);
             r.table("vocabulary", |r| {
                 let mut v = VocabularyConfig { min_count: defaults.min_count, max_size: defaults.max_size };
                 r.read("min_count", &mut v.min_count)?;

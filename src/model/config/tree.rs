@@ -286,35 +286,4 @@ fn format_steps(path: &[Step]) -> String {
     })
 }
 
-/// The candidate nearest to a misspelt word, if one is near.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    if word.len() > 64 {
-        return None;
-    }
-    let limit = 1 + word.chars().count() / 4;
-    let scored = candidates.into_iter().map(|c| (distance(&word.to_lowercase(), c), c));
-    scored.filter(|(cost, _)| *cost <= limit).min_by_key(|(cost, _)| *cost).map(|(_, c)| c)
-}
-
-/// Edits (insert, delete, replace, swap of neighbours) between two words.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            rows[i][j] = match (i, j) {
-                (0, _) => j,
-                (_, 0) => i,
-                _ => {
-                    let replace = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-                    let mut best = replace.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
-                    if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                        best = best.min(rows[i - 2][j - 2] + 1);
-                    }
-                    best
-                }
-            };
-        }
-    }
-    rows[a.len()][b.len()]
-}
+pub(super) use crate::text::nearest;

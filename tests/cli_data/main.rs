@@ -1,7 +1,9 @@
 //! Data as a user brings it: CSV, Parquet, compressed, piped; schemas, splits, caches; what `predict` writes.
 
 use std::io::Write;
+#[path = "../program/mod.rs"]
 mod program;
+mod tables;
 
 use program::{birkhoff, fails, ok, s};
 use std::path::Path;
