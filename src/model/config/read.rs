@@ -293,6 +293,7 @@ fn data(r: &mut Reader<'_>, c: &mut DataConfig) -> Result<(), ConfigError> {
     r.read("max_size", &mut c.max_size)?;
     r.read("buckets", &mut c.buckets)?;
     r.read("numeric", &mut c.numeric)?;
+    r.read("standardize_log", &mut c.standardize_log)?;
     r.read("indicators", &mut c.indicators)?;
     r.read("shuffle_rows", &mut c.shuffle_rows)?;
     let defaults = c.clone();
@@ -316,6 +317,7 @@ fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<Colu
         kind,
         positive: None,
         transform: None,
+        standardize: None,
         indicator: None,
         vocabulary: None,
         hash: None,
@@ -329,6 +331,7 @@ fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<Colu
         ColumnKind::Label => c.positive = r.get("positive")?,
         ColumnKind::Numeric => {
             c.transform = r.get("transform")?;
+            c.standardize = r.get("standardize")?;
             c.indicator = r.get("indicator")?;
         }
         ColumnKind::Categorical | ColumnKind::List => {
