@@ -10,7 +10,9 @@ use arrow_array::{ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch,
 use birkhoff::data::format::{FormatName, FormatOptions};
 use birkhoff::data::input::Place;
 use birkhoff::data::reader::{Labels, ReadOptions, RowPolicy, Source, fit, load};
-use birkhoff::data::schema::{CategoricalColumn, Encoding, ListOptions, NumericColumn, Pooling, Schema, Transform};
+use birkhoff::data::schema::{
+    CategoricalColumn, Encoding, ListOptions, NumericColumn, Pooling, Schema, Transform,
+};
 use birkhoff::data::survey::survey;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -29,7 +31,10 @@ fn schema(number: &str, single: &str, list: &str) -> Schema {
         numeric: vec![NumericColumn::new(number, Transform::STANDARDIZE, true)],
         categorical: vec![
             CategoricalColumn::single(single, VOCABULARY),
-            CategoricalColumn { list: Some(options), ..CategoricalColumn::single(list, Encoding::Hash { buckets: 50 }) },
+            CategoricalColumn {
+                list: Some(options),
+                ..CategoricalColumn::single(list, Encoding::Hash { buckets: 50 })
+            },
         ],
         file: ["label", number, single, list].map(String::from).to_vec(),
         ..Schema::default()
@@ -38,7 +43,14 @@ fn schema(number: &str, single: &str, list: &str) -> Schema {
 
 fn files() -> Vec<Good> {
     let rows: Vec<(u8, String, String, String)> = (0..40)
-        .map(|i| (u8::from(i % 3 == 0), format!("{}.5", i % 7), format!("u{}", i % 5), ["a|b", "", "c"][i % 3].into()))
+        .map(|i| {
+            (
+                u8::from(i % 3 == 0),
+                format!("{}.5", i % 7),
+                format!("u{}", i % 5),
+                ["a|b", "", "c"][i % 3].into(),
+            )
+        })
         .collect();
     let text = |delimiter: &str, head: bool| {
         let mut t = if head { ["label", "n", "user", "tags"].join(delimiter) + "\n" } else { String::new() };
@@ -68,7 +80,8 @@ fn files() -> Vec<Good> {
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gz.write_all(&text(",", true)).unwrap();
     let libsvm: String = (0..40).map(|i| format!("{} 3:{i}.5 {}:1 9:1\n", i % 2, 10 + i % 4)).collect();
-    let libffm: String = (0..40).map(|i| format!("{} 0:3:{i}.5 1:{}:1 2:5:1 2:6:1\n", i % 2, i % 4)).collect();
+    let libffm: String =
+        (0..40).map(|i| format!("{} 0:3:{i}.5 1:{}:1 2:5:1 2:6:1\n", i % 2, i % 4)).collect();
     let criteo: String = (0..20)
         .map(|i| format!("{}\t{}\t{}\n", i % 2, ["3"; 13].join("\t"), ["68fd1e64"; 26].join("\t")))
         .collect();
@@ -92,13 +105,27 @@ fn files() -> Vec<Good> {
         good(file, &usual),
         good(libsvm.into_bytes(), &sparse),
         good(libffm.into_bytes(), &fields),
-        good(criteo.into_bytes(), &Schema::criteo(Transform::Log { mean: 0.0, std: 1.0 }, true, VOCABULARY)),
+        good(criteo.into_bytes(), &Schema::criteo(Transform::LOG_STANDARDIZE, true, VOCABULARY)),
     ]
 }
 
 fn damage(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     const PIECES: [&[u8]; 16] = [
-        b"\0", b",", b"\t", b"\n", b"\r", b"\"", b"\xff", b"\xef\xbb\xbf", b"NA", b"1e39", b"-0.0", b" ", b":", b"PAR1", b"|||",
+        b"\0",
+        b",",
+        b"\t",
+        b"\n",
+        b"\r",
+        b"\"",
+        b"\xff",
+        b"\xef\xbb\xbf",
+        b"NA",
+        b"1e39",
+        b"-0.0",
+        b" ",
+        b":",
+        b"PAR1",
+        b"|||",
         b"99999999999999999999",
     ];
     let mut below = |n: usize| rng.next_u64() as usize % n.max(1);

@@ -287,6 +287,9 @@ pub struct PredictArgs {
     /// Columns of the input to copy in front of the scores
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub columns: Vec<String>,
+    /// Write what the rows are like beside the training rows, column by column, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
     /// Format of the file to write [default: by its name, csv]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub out_format: Option<OutFormat>,
@@ -338,7 +341,8 @@ pub struct SchemaArgs {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Examples:
   birkhoff check clicks.csv --schema schema.toml
-  birkhoff check day_0.gz --json")]
+  birkhoff check day_0.gz --json
+  birkhoff check today.csv --against runs/a      are these rows like those that the run was trained on?")]
 pub struct CheckArgs {
     /// Files to read
     #[arg(value_name = "FILE", required = true)]
@@ -346,6 +350,9 @@ pub struct CheckArgs {
     /// Columns of the data: a file of `birkhoff schema`, or any configuration [default: Criteo's]
     #[arg(long, value_name = "FILE")]
     pub schema: Option<PathBuf>,
+    /// Take columns, format and vocabularies of a run, and compare each column with its training rows
+    #[arg(long, value_name = "RUN", conflicts_with = "schema")]
+    pub against: Option<PathBuf>,
     /// Change one key of it; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,

@@ -1,10 +1,15 @@
 //! `birkhoff check`: reads all rows and reports every kind of trouble.
 
 use super::args::{CheckArgs, OnBadRow};
+use super::drift::{Drift, why_one_class};
 use super::output;
-use crate::data::reader::Labels;
+use crate::data::FittedEncoder;
+use crate::data::drift::{ColumnDrift, Seen};
+use crate::data::reader::{Labels, Source};
+use crate::data::schema::Schema;
 use crate::model::config::Config;
 use crate::text::group;
+use crate::train::run::RunFolder;
 use crate::train::schema::schema;
 use serde::Serialize;
 
@@ -25,12 +30,22 @@ struct Report<'a> {
     trouble: Vec<Trouble<'a>>,
     missing: Vec<(String, u64)>,
     warnings: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drift: Option<&'a [ColumnDrift]>,
 }
 
 /// Runs the subcommand. Trouble found is an error's exit code, so that scripts see it.
 pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
-    let cfg = Config::load(args.schema.as_deref(), &args.sets)?;
-    let schema = schema(&cfg.data)?;
+    let run = args.against.as_deref().map(RunFolder::open).transpose()?;
+    let config = run.as_ref().map(RunFolder::config_path).or(args.schema.clone());
+    let cfg = Config::load(config.as_deref(), &args.sets)?;
+    let encoder = run.map(|r| FittedEncoder::load(&r.vocab_path())).transpose()?;
+    let schema = match &encoder {
+        Some(encoder) => encoder.schema.clone(),
+        None => schema(&cfg.data)?,
+    };
+    let mut seen = encoder.as_ref().and_then(Seen::new);
+    let empty = seen.clone();
     let labels = if args.unlabelled { Labels::Optional } else { Labels::Required };
     let (places, _spool) = super::data::places(&args.files)?;
     let source = super::data::source(places, &cfg.data, &schema, OnBadRow::Skip, labels)?;
@@ -50,11 +65,18 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
                 };
             }
             let positives = raw.labels.iter().filter(|&&l| l == 1).count() as u64;
-            (raw.len() as u64, positives, missing)
+            let mut like = empty.clone();
+            if let (Some(like), Some(encoder)) = (&mut like, &encoder) {
+                like.push(encoder, &raw);
+            }
+            (raw.len() as u64, positives, missing, like)
         });
         match counted {
             Ok(Some(chunks)) => {
-                for (r, p, m) in chunks {
+                for (r, p, m, like) in chunks {
+                    if let (Some(seen), Some(like)) = (&mut seen, &like) {
+                        seen.merge(like);
+                    }
                     (rows, positives) = (rows + r, positives + p);
                     missing.iter_mut().zip(m).for_each(|(a, b)| *a += b);
                 }
@@ -68,6 +90,12 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     bar.finish_and_clear();
     result?;
     let skipped = reader.skipped();
+    let drift = encoder.as_ref().and_then(|e| Drift::new(e, seen.as_ref()));
+    if encoder.is_some() && drift.is_none() {
+        eprintln!(
+            "note: the run is of an older version, which did not keep what its training rows were like"
+        );
+    }
     let names = schema.numeric.iter().map(|c| &c.name).chain(schema.categorical.iter().map(|c| &c.name));
     let report = Report {
         files: source.places.len(),
@@ -81,12 +109,17 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
             .map(|(kind, rows, first)| Trouble { kind, rows: *rows, first })
             .collect(),
         missing: names.cloned().zip(missing).collect(),
-        warnings: one_class(labels, rows, positives).into_iter().collect(),
+        warnings: one_class(&source, &schema, rows, positives)
+            .into_iter()
+            .chain(drift.iter().flat_map(|d| &d.columns).filter_map(ColumnDrift::warning))
+            .collect(),
+        drift: drift.as_ref().map(|d| &d.columns[..]),
     };
     if args.json {
         output::json(&report)?;
     } else {
         print(&report, labels == Labels::Required)?;
+        drift.as_ref().map_or(Ok(()), Drift::print)?;
     }
     if report.bad > 0 {
         anyhow::bail!(
@@ -99,14 +132,16 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
 }
 
 /// What is to be said of labels that are all the same.
-fn one_class(labels: Labels, rows: u64, positives: u64) -> Option<String> {
-    let all = labels == Labels::Required && rows > 0 && (positives == 0 || positives == rows);
+fn one_class(source: &Source, schema: &Schema, rows: u64, positives: u64) -> Option<String> {
+    let required = source.read.labels == Labels::Required;
+    let all = required && rows > 0 && (positives == 0 || positives == rows);
     all.then(|| {
+        let why = why_one_class(source, schema, positives > 0);
         format!(
-            "all {} labels are {}: a model needs clicks and non-clicks to learn from; is the label's rule (positive = …) \
-             the right one?",
+            "all {} labels are {}{}",
             group(rows),
-            u8::from(positives > 0)
+            u8::from(positives > 0),
+            why.unwrap_or_else(|| ": a model needs clicks and non-clicks to learn from".into())
         )
     })
 }

@@ -7,17 +7,20 @@ use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 
 use super::args::{DataArgs, OnBadRow, ReadArgs};
+use super::drift::{self, Drift};
 use super::train::{report_skipped, row_policy};
 use crate::data::cache::Cache;
 use crate::data::error::{RowProblem, quoted};
 use crate::data::feed::{Feed, Files};
 use crate::data::format::Format;
 use crate::data::input::{self, Place};
-use crate::data::reader::{Labels, ReadOptions, Source, fit};
+use crate::data::reader::{Labels, ReadOptions, Reader, Source, fit};
 use crate::data::schema::Schema;
 use crate::data::split::{Part, Split, SplitBy, cuts, parse_shares, time_of};
+use crate::data::witness::Witness;
 use crate::data::{DataError, FittedEncoder};
 use crate::model::config::{self, Config, DataConfig};
+use crate::text::group;
 use crate::train::schema::{format, schema};
 
 /// Data of a run, open.
@@ -36,6 +39,8 @@ pub struct Opened {
     pub header: Option<bool>,
     /// What the user should know.
     pub notes: Vec<String>,
+    /// What validation rows are like beside the training rows.
+    pub drift: Option<Drift>,
 }
 
 /// What is known of a run that goes on.
@@ -135,6 +140,7 @@ pub fn open(
     // decided once: the validation rows, and whatever is scored, are read likewise
     let header = train.open(&schema)?.header();
     train.format.header = train.format.header.or(header);
+    train.witness = Some(Witness::default());
     let split = match (&known, args.split.as_deref()) {
         (Some(known), _) => known.split.clone(),
         (None, Some(shares)) => Some(split(shares, args.split_by.as_deref(), &train, &schema)?),
@@ -155,12 +161,7 @@ pub fn open(
         bail!("{}: the training part of the split has no rows; change --split", train.name());
     }
     if encoder.positives == 0 || encoder.positives == encoder.rows {
-        bail!(
-            "{}: all {} labels are {}; a model needs clicks and non-clicks to learn from",
-            train.name(),
-            encoder.rows,
-            u8::from(encoder.positives > 0)
-        );
+        return Err(one_class(&training, &encoder));
     }
     let encoder = Arc::new(encoder);
     let validating = match part(Part::Valid) {
@@ -169,6 +170,7 @@ pub fn open(
             let (places, valid_spool) = places(&args.valid)?;
             let mut valid = source(places, &cfg.data, &schema, policy, Labels::Required)?;
             valid.format.header = valid.format.header.or(header);
+            valid.witness = train.witness.clone();
             keep(valid_spool);
             valid
         }
@@ -176,9 +178,8 @@ pub fn open(
     keep(spool);
     spinner.set_message("looking at the validation rows");
     let mut reader = validating.open(&encoder.schema)?;
-    let mut first = encoder.empty_rows();
-    while first.is_empty() && reader.encode_more(&encoder, &mut first)? {}
-    if first.is_empty() {
+    let (seen, drift) = look_at(&mut reader, &encoder)?;
+    if !seen {
         bail!("{}: no rows to validate on; change --split or --valid", validating.name());
     }
     for (file, reader) in [(&training, &training.open(&encoder.schema)?), (&validating, &reader)] {
@@ -208,7 +209,45 @@ pub fn open(
         Some(source) if split.as_ref().is_some_and(|s| s.shares[2] > 0.0) => Some(feed(source)?),
         _ => None,
     };
-    Ok(Opened { train: feed(training)?, valid: feed(validating)?, test, split, header, notes, encoder })
+    Ok(Opened {
+        train: feed(training)?,
+        valid: feed(validating)?,
+        test,
+        split,
+        header,
+        notes,
+        drift,
+        encoder,
+    })
+}
+
+/// Reads validation rows, as many as drift is told from; whether there is one.
+fn look_at(reader: &mut Reader, encoder: &FittedEncoder) -> anyhow::Result<(bool, Option<Drift>)> {
+    reader.count_values(encoder);
+    let (mut rows, mut count) = (encoder.empty_rows(), 0);
+    loop {
+        let more = reader.encode_more(encoder, &mut rows)?;
+        count += rows.len() as u64;
+        // an older run's encoder has nothing to compare with: one row is enough
+        let enough = if reader.seen().is_some() { drift::LOOKED_AT } else { 1 };
+        if !more || count >= enough {
+            break;
+        }
+        rows.crop(0..0);
+    }
+    Ok((count > 0, Drift::new(encoder, reader.seen())))
+}
+
+/// The error of labels that are all the same.
+fn one_class(source: &Source, encoder: &FittedEncoder) -> anyhow::Error {
+    let why = drift::why_one_class(source, &encoder.schema, encoder.positives > 0);
+    anyhow::anyhow!(
+        "{}: all {} labels are {}{}",
+        source.name(),
+        group(encoder.rows),
+        u8::from(encoder.positives > 0),
+        why.unwrap_or_else(|| "; a model needs clicks and non-clicks to learn from".into())
+    )
 }
 
 static KEPT: std::sync::Mutex<Vec<tempfile::NamedTempFile>> = std::sync::Mutex::new(vec![]);

@@ -1,16 +1,21 @@
 //! `birkhoff eval`.
 
 use super::args::EvalArgs;
+use super::drift::Drift;
 use super::output;
 use super::train::{report_skipped, spinner};
+use crate::data::FittedEncoder;
+use crate::data::drift::{ColumnDrift, Seen};
 use crate::data::feed::{Feed, Files};
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::data::metrics::Detail;
-use crate::data::reader::Labels;
+use crate::data::reader::{Labels, Source};
 use crate::graph::exec::Device;
 use crate::train::infer::LoadedRun;
 use crate::train::run::RunFolder;
+use serde::Serialize;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 /// Says on stderr that a run has not come to its end.
 pub fn note_unfinished(run: &Path) {
@@ -38,13 +43,34 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<()> {
         Labels::Required,
     )?;
     let name = source.name();
-    let feed = Feed::from(Files::new(source, encoder));
-    let (detail, loader) = measure(&mut run, &feed)?;
+    let (files, seen) = counted(source, encoder.clone());
+    let (detail, loader) = measure(&mut run, &files)?;
     report_skipped(Path::new(&name), loader.skipped());
+    let drift = Drift::new(&encoder, seen.get());
+    if let Some(drift) = &drift {
+        drift.warn(&name);
+    }
     if args.json {
-        return output::json(&detail);
+        return output::json(&Report { detail, drift: drift.map(|d| d.columns) });
     }
     super::metrics::print(&detail.metrics, detail.grouped.as_ref(), &detail.deciles)
+}
+
+/// What `--json` prints: the metrics, and each column beside the training rows.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    detail: Detail,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drift: Option<Vec<ColumnDrift>>,
+}
+
+/// Files whose first pass tells what their rows are like.
+pub fn counted(source: Source, encoder: Arc<FittedEncoder>) -> (Feed, Arc<OnceLock<Seen>>) {
+    let mut files = Files::new(source, encoder);
+    let seen = Arc::default();
+    files.seen = Some(Arc::clone(&seen));
+    (files.into(), seen)
 }
 
 /// Metrics of all rows.

@@ -12,10 +12,12 @@ pub mod dashboard;
 pub mod data;
 pub mod device;
 pub mod devices;
+pub mod drift;
 pub mod eval;
 pub mod export;
 #[cfg(feature = "plots")]
 pub mod figure;
+pub mod files;
 pub mod gains;
 pub mod inspect;
 pub mod launch;

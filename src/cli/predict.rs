@@ -1,14 +1,16 @@
 //! `birkhoff predict`: one line a row, in the order of the input.
 
 use super::args::{OutFormat, PredictArgs};
+use super::drift::Drift;
 use super::train::{report_skipped, spinner};
-use crate::data::feed::{Feed, Files};
+use crate::data::drift::ColumnDrift;
 use crate::data::loader::{LoaderOptions, Order};
 use crate::data::metrics::sigmoid;
 use crate::data::reader::Labels;
 use crate::text::group;
 use crate::train::infer::LoadedRun;
 use crate::train::run::write_atomic;
+use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -21,6 +23,10 @@ fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     let mut inputs: Vec<&Path> = args.data.iter().map(|d| d.as_path()).collect();
     inputs.push(&args.run);
     super::output::not_an_input(&args.out, &inputs)?;
+    if let Some(report) = &args.report {
+        super::output::not_an_input(report, &inputs)?;
+        anyhow::ensure!(*report != args.out, "{}: --out and --report name one file", report.display());
+    }
     let stdout = args.out.as_os_str() == "-";
     let parquet = args.out.extension().is_some_and(|e| e == "parquet");
     let format = args.out_format.unwrap_or(if parquet { OutFormat::Parquet } else { OutFormat::Csv });
@@ -39,7 +45,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     )?;
     source.passed = args.columns.clone();
     let name = source.name();
-    let feed = Feed::from(Files::new(source, encoder));
+    let (feed, seen) = super::eval::counted(source, encoder.clone());
     let options = LoaderOptions::new(run.scorer.batch);
     let mut loader = feed.loader(run.inputs.groups.clone(), Order::Sequential, options)?;
     let bar = spinner(false, "scoring");
@@ -85,12 +91,30 @@ fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     }
     written?;
     report_skipped(Path::new(&name), loader.skipped());
+    let drift = Drift::new(&encoder, seen.get());
+    if let Some(drift) = &drift {
+        drift.warn(&name);
+    }
+    if let Some(path) = &args.report {
+        let text =
+            serde_json::to_vec_pretty(&Report { rows, drift: drift.as_ref().map(|d| &d.columns[..]) })?;
+        write_atomic(path, |w| w.write_all(&text))?;
+    }
     eprintln!(
         "{} scores written to {}",
         group(rows),
         if stdout { "standard output".into() } else { args.out.display().to_string() }
     );
     Ok(())
+}
+
+/// What `--report` writes.
+#[derive(Serialize)]
+struct Report<'a> {
+    /// Rows scored.
+    rows: u64,
+    /// Each column beside the training rows; `null` of a run of an older version.
+    drift: Option<&'a [ColumnDrift]>,
 }
 
 /// The output: passed columns, score, logit.

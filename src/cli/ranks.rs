@@ -5,6 +5,7 @@ use super::run_args::seconds;
 use crate::collective::connect::{Kind, Options, connect};
 use crate::collective::env::Place;
 use crate::collective::{CollectiveError, Communicator, Wire};
+use crate::data::witness::Stamp;
 use crate::data::{FittedEncoder, input};
 use crate::graph::exec::Device;
 use crate::model::config::{Config, EmbeddingOptimizer};
@@ -20,8 +21,6 @@ use crate::train::ranks::{RankOptions, Ranks};
 use crate::train::resume::step_size;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -81,16 +80,9 @@ fn files(patterns: &[&[PathBuf]]) -> u64 {
     let mut hash = Xxh3Default::new();
     let places = patterns.iter().filter_map(|p| input::places(p).ok()).flatten();
     for place in places {
-        let Ok(mut file) = File::open(place.name()) else { continue };
-        let size = file.metadata().map_or(0, |m| m.len());
-        hash.update(&size.to_le_bytes());
-        let mut part = vec![];
-        for at in [0, size.saturating_sub(1 << 16)] {
-            part.clear();
-            let found = file.seek(SeekFrom::Start(at));
-            if found.and_then(|_| (&mut file).take(1 << 16).read_to_end(&mut part)).is_ok() {
-                hash.update(&part);
-            }
+        if let Ok(Some(stamp)) = Stamp::of(&place.name()) {
+            hash.update(&stamp.bytes.to_le_bytes());
+            hash.update(&stamp.ends.to_le_bytes());
         }
     }
     hash.digest()

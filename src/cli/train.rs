@@ -1,6 +1,7 @@
 //! `birkhoff train`.
 
 use super::args::{DataArgs, OnBadRow, TrainArgs};
+use super::files::FileRecord;
 use super::{output, ranks};
 use crate::collective::{Communicator, Wire};
 use crate::data::FittedEncoder;
@@ -51,6 +52,11 @@ struct DataRecord {
     /// Bytes of each training file.
     #[serde(default)]
     sizes: Vec<u64>,
+    /// The training and the validation files, patterns resolved; runs of older versions have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    files: Vec<FileRecord>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    valid_files: Vec<FileRecord>,
     /// As it was given: `cpu`, `auto`, a part of a name.
     device: String,
     /// What travels between ranks, where that was said.
@@ -122,12 +128,22 @@ impl DataRecord {
                 b.sizes
             );
         }
+        let (files, valid_files) = (FileRecord::of(&data.train), FileRecord::of(&data.valid));
+        if let Some(b) = b {
+            FileRecord::same(&b.files, &files, "--train")?;
+            // other validation rows are taken where they are named
+            if args.data.valid.is_empty() {
+                FileRecord::same(&b.valid_files, &valid_files, "--valid")?;
+            }
+        }
         let r = &args.ranks;
         let wire = |given: Option<Wire>, old: Option<&String>| given.map(|w| w.to_string()).or(old.cloned());
         Ok(DataRecord {
             data,
             split: b.and_then(|b| b.split.clone()),
             sizes,
+            files,
+            valid_files,
             device,
             grad_wire: wire(r.grad_wire, b.and_then(|b| b.grad_wire.as_ref())),
             table_wire: wire(r.table_wire, b.and_then(|b| b.table_wire.as_ref())),
@@ -263,6 +279,12 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     let data = open_data(args, &mut cfg, &mut record, &spinner)?;
     spinner.finish_and_clear();
     data.notes.iter().for_each(|n| say(n.clone()));
+    if let Some(drift) = &data.drift {
+        drift.warn("validation rows");
+        if args.json {
+            output::json(drift)?;
+        }
+    }
     let encoder = data.encoder.clone();
 
     let begin = Instant::now();

@@ -2,7 +2,6 @@
 //! nothing hangs on a guess of the next field's length.
 
 use super::plan::parse_number;
-use super::schema::Transform;
 
 /// Rows of a [`Batch`] at most: their text stays in a core's nearest cache.
 pub(crate) const BATCH: usize = 64;
@@ -167,11 +166,31 @@ fn up_to_eight(word: u64, length: u64) -> (f64, u64) {
 /// Numbers in [`log_of_small`].
 const SMALL: u32 = 1 << 12;
 
-/// [`Transform::Log`] of the whole numbers from 0: the counts of a click log are small whole numbers, and a logarithm
-/// costs more than the rest.
-pub(crate) fn log_of_small() -> &'static [f32] {
-    static TABLE: std::sync::OnceLock<Vec<f32>> = std::sync::OnceLock::new();
-    TABLE.get_or_init(|| (0..SMALL).map(|v| Transform::Log.apply(f64::from(v))).collect())
+/// ln(1 + v) of the whole numbers from 0: the counts of a click log are small whole numbers, and a logarithm costs
+/// more than the rest.
+pub(crate) struct SmallLogs {
+    /// As f64.
+    pub exact: Vec<f64>,
+    /// As a feature.
+    pub plain: Vec<f32>,
+}
+
+/// The table.
+pub(crate) fn log_of_small() -> &'static SmallLogs {
+    static TABLE: std::sync::OnceLock<SmallLogs> = std::sync::OnceLock::new();
+    TABLE.get_or_init(|| {
+        let exact: Vec<f64> = (0..SMALL).map(|v| f64::from(v).ln_1p()).collect();
+        SmallLogs { plain: exact.iter().map(|&log| log as f32).collect(), exact }
+    })
+}
+
+/// ln(1 + max(v, 0)) by the table; 0 of what is missing.
+#[inline(always)]
+pub(crate) fn log_of(value: f64, small: &SmallLogs) -> f64 {
+    match small.exact.get(place_of(value) as usize) {
+        Some(log) => *log,
+        None => value.max(0.0).ln_1p(),
+    }
 }
 
 /// The place of a number's logarithm in [`log_of_small`], or a place behind it; what is missing counts as 0.
@@ -191,10 +210,10 @@ mod tests {
     #[test]
     fn logarithms_are_looked_up_where_there_are_some() {
         for value in [0.0, -0.0, 1.0, 17.0, 4095.0, 0.5, 4095.5, 4096.0, 1e9, 1e300, -1.0, -2.5, f64::NAN] {
-            let known = log_of_small().get(place_of(value) as usize);
+            let known = log_of_small().exact.get(place_of(value) as usize);
             let small = value.is_nan() || value <= 0.0 || (value.fract() == 0.0 && value < f64::from(SMALL));
             assert_eq!(known.is_some(), small, "{value}");
-            assert!(known.is_none_or(|&log| log == Transform::Log.apply(value)), "{value}");
+            assert!(known.is_none_or(|&log| log == value.max(0.0).ln_1p()), "{value}");
         }
     }
 

@@ -192,7 +192,7 @@ fn containers(rows: &[Row]) -> Vec<(&'static str, Vec<u8>, FormatOptions)> {
 fn schema(encoding: Encoding) -> Schema {
     let numeric = |n: &str, t| NumericColumn::new(n, t, true);
     Schema {
-        numeric: vec![numeric("price", Transform::STANDARDIZE), numeric("age", Transform::Log)],
+        numeric: vec![numeric("price", Transform::STANDARDIZE), numeric("age", Transform::LOG_STANDARDIZE)],
         categorical: NAMES[3..].iter().map(|n| CategoricalColumn::single(*n, encoding)).collect(),
         label: LabelColumn { name: "click".into(), positive: None },
         file: NAMES.map(String::from).to_vec(),

@@ -12,9 +12,11 @@ use crate::par::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::columns::{BATCH, log_of_small, place_of};
+use super::columns::{BATCH, SmallLogs, log_of_small, place_of};
+use super::drift::Seen;
 use super::error::DataError;
 use super::plan::Sink;
+use super::profile::{CategoricalProfile, Numbers, Profile};
 use super::rows::{RawRows, Rows};
 use super::schema::{CategoricalColumn, Encoding, Schema, Transform};
 use super::value::FormFinder;
@@ -37,6 +39,8 @@ pub struct FittedEncoder {
     pub positives: u64,
     /// Sum of the weights of all rows, and of those with label 1, where rows have weights.
     pub weights: Option<[f64; 2]>,
+    /// What they looked like; runs of older versions did not keep it.
+    pub profile: Option<Profile>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -48,6 +52,8 @@ struct Header {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     weights: Option<[f64; 2]>,
     schema: Schema,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    profile: Option<Profile>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -113,6 +119,7 @@ impl FittedEncoder {
             positives: self.positives,
             weights: self.weights,
             schema: self.schema.clone(),
+            profile: self.profile.clone(),
         };
         json_line(&mut out, &header)?;
         for (column, encoder) in self.schema.categorical.iter().zip(&self.columns) {
@@ -145,6 +152,12 @@ impl FittedEncoder {
             )));
         }
         header.schema.validate().map_err(|e| lines.fail(format!("{e}; the file is damaged, train again")))?;
+        let columns = (header.schema.numeric.len(), header.schema.categorical.len());
+        if header.profile.as_ref().is_some_and(|p| (p.numeric.len(), p.categorical.len()) != columns) {
+            return Err(
+                lines.fail("its profile is of other columns; the file is damaged, train again".into())
+            );
+        }
         let mut columns = Vec::new();
         for column in &header.schema.categorical {
             let line: ColumnLine = lines.next("a column")?;
@@ -174,8 +187,8 @@ impl FittedEncoder {
             return Err(lines.fail("the checksum does not match; the file is damaged, train again".into()));
         }
         lines.at_end()?;
-        let Header { schema, rows, positives, weights, .. } = header;
-        Ok(FittedEncoder { schema, columns, rows, positives, weights })
+        let Header { schema, rows, positives, weights, profile, .. } = header;
+        Ok(FittedEncoder { schema, columns, rows, positives, weights, profile })
     }
 }
 
@@ -190,8 +203,10 @@ pub(crate) struct EncodingSink<'a> {
     columns: Vec<Place<'a>>,
     /// Where the rows under construction begin in `rows.numeric` and `rows.ids`.
     at: (usize, usize),
-    small: &'static [f32],
+    small: &'static SmallLogs,
     was_cut: bool,
+    /// What the values are like, where that is counted.
+    seen: Option<Box<Seen>>,
 }
 
 /// Where a categorical column's ids go.
@@ -205,7 +220,13 @@ struct Place<'a> {
 
 impl<'a> EncodingSink<'a> {
     /// No rows yet, in the memory of some that are done with.
+    #[cfg(test)]
     pub fn new(encoder: &'a FittedEncoder, spare: Rows) -> Self {
+        EncodingSink::counting(encoder, spare, None)
+    }
+
+    /// No rows yet, in the memory of some that are done with; what their values are like is counted in `seen`.
+    pub fn counting(encoder: &'a FittedEncoder, spare: Rows, seen: Option<Box<Seen>>) -> Self {
         let schema = &encoder.schema;
         let mut indicator = schema.numeric.len();
         let numeric = schema.numeric.iter().map(|c| {
@@ -228,12 +249,19 @@ impl<'a> EncodingSink<'a> {
             at: (0, 0),
             small: log_of_small(),
             was_cut: false,
+            seen,
         }
     }
 
     /// The rows, and in how many of them a list was cut.
+    #[cfg(test)]
     pub fn into_rows(self) -> (Rows, u64) {
         (self.rows, self.cut)
+    }
+
+    /// The rows, in how many of them a list was cut, and what was counted.
+    pub fn into_parts(self) -> (Rows, u64, Option<Box<Seen>>) {
+        (self.rows, self.cut, self.seen)
     }
 }
 
@@ -250,9 +278,15 @@ impl Sink for EncodingSink<'_> {
         self.rows.numeric.resize(self.at.0 + rows * self.rows.features, 0.0);
         self.rows.ids.resize(self.at.1 + rows * self.rows.columns, MISSING);
         self.was_cut = false;
+        if let Some(seen) = &mut self.seen {
+            seen.begin();
+        }
     }
 
     fn cancel(&mut self, _: usize, _: (usize, usize)) {
+        if let Some(seen) = &mut self.seen {
+            seen.cancel();
+        }
         self.rows.numeric.truncate(self.at.0);
         self.rows.ids.truncate(self.at.1);
     }
@@ -262,16 +296,30 @@ impl Sink for EncodingSink<'_> {
         let (transform, indicator) = self.numeric[k];
         let width = self.rows.features;
         let out = &mut self.rows.numeric[self.at.0..];
-        if transform == Transform::Log {
+        if let Some(seen) = &mut self.seen {
+            seen.numbers(k, values);
+        }
+        if let Some((mean, scale)) = transform.of_log() {
             let mut places = [0; BATCH];
             for (place, value) in places.iter_mut().zip(values) {
                 *place = place_of(*value);
             }
-            for ((row, place), value) in out.chunks_exact_mut(width).zip(places).zip(values) {
-                row[k] = match self.small.get(place as usize) {
-                    Some(log) => *log,
-                    None => transform.apply(*value),
-                };
+            if transform == Transform::Log {
+                for ((row, place), value) in out.chunks_exact_mut(width).zip(places).zip(values) {
+                    row[k] = match self.small.plain.get(place as usize) {
+                        Some(log) => *log,
+                        None => transform.apply(*value),
+                    };
+                }
+            } else {
+                for ((row, place), value) in out.chunks_exact_mut(width).zip(places).zip(values) {
+                    row[k] = match self.small.exact.get(place as usize) {
+                        // a place in the table is that of a missing value, too
+                        Some(_) if value.is_nan() => 0.0,
+                        Some(log) => ((log - mean) * scale) as f32,
+                        None => transform.apply(*value),
+                    };
+                }
             }
         } else {
             for (row, value) in out.chunks_exact_mut(width).zip(values) {
@@ -290,7 +338,11 @@ impl Sink for EncodingSink<'_> {
         let place = &self.columns[j];
         let out = &mut self.rows.ids[self.at.1..];
         if let [(start, end)] = *ranges {
-            out[place.index] = place.encoder.id(&text[start as usize..end as usize]);
+            let id = place.encoder.id(&text[start as usize..end as usize]);
+            out[place.index] = id;
+            if let Some(seen) = &mut self.seen {
+                seen.singles(j, &[id], ranges, text);
+            }
             return;
         }
         let mut ids = [MISSING; BATCH];
@@ -298,15 +350,21 @@ impl Sink for EncodingSink<'_> {
         for (row, id) in out.chunks_exact_mut(self.rows.columns).zip(ids) {
             row[place.index] = id;
         }
+        if let Some(seen) = &mut self.seen {
+            seen.singles(j, &ids[..ranges.len()], ranges, text);
+        }
     }
 
     fn list(&mut self, j: usize, items: &[(u32, u32)], text: &[u8]) {
         let place = &self.columns[j];
         let list = &mut self.rows.lists[place.index];
         self.was_cut |= items.len() > place.most;
-        let items = items.iter().take(place.most);
-        list.ids.extend(items.map(|&(a, b)| place.encoder.id(&text[a as usize..b as usize])));
+        let (items, first) = (&items[..items.len().min(place.most)], list.ids.len());
+        list.ids.extend(items.iter().map(|&(a, b)| place.encoder.id(&text[a as usize..b as usize])));
         list.ends.push(list.ids.len() as u32);
+        if let Some(seen) = &mut self.seen {
+            seen.list(j, &list.ids[first..], items, text);
+        }
     }
 
     fn pass(&mut self, (start, end): (u32, u32), text: &[u8]) {
@@ -319,6 +377,9 @@ impl Sink for EncodingSink<'_> {
         self.rows.weights.extend(weight);
         self.rows.groups.extend(group);
         self.cut += u64::from(self.was_cut);
+        if let Some(seen) = &mut self.seen {
+            seen.end();
+        }
     }
 
     fn finish(&mut self, text: Vec<u8>) -> Vec<u8> {
@@ -391,33 +452,11 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// Mean and squared deviations in one stable pass (Welford): exact for a constant column.
-#[derive(Clone, Debug, Default)]
-struct Moments {
-    count: u64,
-    mean: f64,
-    squares: f64,
-}
-
-impl Moments {
-    fn push(&mut self, value: f64) {
-        self.count += 1;
-        let delta = value - self.mean;
-        self.mean += delta / self.count as f64;
-        self.squares += delta * (value - self.mean);
-    }
-
-    /// Population standard deviation, 0 without values.
-    fn std(&self) -> f64 {
-        (self.squares / self.count.max(1) as f64).sqrt()
-    }
-}
-
 /// Collects statistics and counts over the training rows.
 #[derive(Debug)]
 pub struct Fitter {
     schema: Schema,
-    moments: Vec<Moments>,
+    numbers: Vec<Numbers>,
     counters: Vec<Counter>,
     /// Of each table what its values are like.
     forms: Vec<FormFinder>,
@@ -425,6 +464,8 @@ pub struct Fitter {
     texts: Vec<String>,
     /// Longest list of each categorical column.
     longest: Vec<u32>,
+    /// Rows without a value, of each categorical column.
+    missing: Vec<u64>,
     rows: u64,
     positives: u64,
     weights: [f64; 2],
@@ -435,11 +476,12 @@ impl Fitter {
     pub fn new(schema: &Schema) -> Result<Fitter, DataError> {
         schema.validate()?;
         Ok(Fitter {
-            moments: vec![Moments::default(); schema.numeric.len()],
+            numbers: vec![Numbers::default(); schema.numeric.len()],
             counters: vec![Counter::default(); schema.categorical.len()],
             forms: vec![FormFinder::default(); schema.categorical.len()],
             texts: vec![],
             longest: vec![0; schema.categorical.len()],
+            missing: vec![0; schema.categorical.len()],
             schema: schema.clone(),
             rows: 0,
             positives: 0,
@@ -456,10 +498,13 @@ impl Fitter {
             self.weights[0] += f64::from(w);
             self.weights[1] += if label == 1 { f64::from(w) } else { 0.0 };
         }
-        for (j, (moments, column)) in self.moments.iter_mut().zip(&self.schema.numeric).enumerate() {
-            if matches!(column.transform, Transform::Standardize { .. }) {
-                let present = raw.numeric.iter().skip(j).step_by(n).filter(|v| !v.is_nan());
-                present.for_each(|&v| moments.push(v));
+        let numeric = &self.schema.numeric;
+        self.numbers.par_iter_mut().enumerate().for_each(|(k, numbers)| {
+            numbers.push(&numeric[k].transform, raw.numeric.iter().skip(k).step_by(n).copied());
+        });
+        for row in raw.fields.chunks_exact(c.max(1)) {
+            for (missing, (start, end)) in self.missing.iter_mut().zip(row) {
+                *missing += u64::from(start == end);
             }
         }
         let owners = self.schema.owners();
@@ -516,7 +561,7 @@ impl Fitter {
         self.texts = names.to_vec();
     }
 
-    /// Finds the form of each table's values.
+    /// Finds the form of each table's values, and counts them in it.
     fn set_forms(&mut self) {
         let owners = self.schema.owners();
         let source = |c: &CategoricalColumn| c.from.clone().unwrap_or_else(|| c.name.clone());
@@ -530,17 +575,17 @@ impl Fitter {
             let finder = &self.forms[owner];
             self.schema.categorical[j].form = Some(if text { finder.form_of_texts() } else { finder.form() });
         }
+        for (counter, column) in self.counters.iter_mut().zip(&self.schema.categorical) {
+            *counter = std::mem::take(counter).in_form(column.form.unwrap_or_default());
+        }
     }
 
     /// The fitted encoder.
     pub fn finish(mut self) -> Result<FittedEncoder, DataError> {
         self.set_forms();
         let mut schema = self.schema;
-        for (column, m) in schema.numeric.iter_mut().zip(&self.moments) {
-            if let Transform::Standardize { mean, std } = &mut column.transform {
-                (*mean, *std) = (m.mean, m.std());
-            }
-        }
+        let numeric = schema.numeric.iter_mut().zip(self.numbers);
+        let numeric = numeric.map(|(column, numbers)| numbers.finish(&mut column.transform)).collect();
         for (column, longest) in schema.categorical.iter_mut().zip(self.longest) {
             if let Some(list) = &mut column.list
                 && list.max_length == 0
@@ -548,18 +593,27 @@ impl Fitter {
                 list.max_length = longest.max(1);
             }
         }
+        let owned =
+            self.counters.iter().zip(&schema.categorical).map(|(counter, column)| match column.encoding {
+                Encoding::Vocabulary { min_count, max_size } => Some(counter.coverage(min_count, max_size)),
+                Encoding::Hash { .. } => None,
+            });
+        let owned: Vec<_> = owned.collect();
+        let categorical = schema.owners().into_iter().zip(self.missing);
+        let categorical = categorical
+            .map(|(owner, missing)| CategoricalProfile { missing, coverage: owned[owner] })
+            .collect();
+        let profile = Some(Profile { numeric, categorical });
         let columns = self.counters.into_iter().zip(&schema.categorical).map(|(counter, column)| {
             let values = match column.encoding {
-                Encoding::Vocabulary { min_count, max_size } => {
-                    counter.in_form(column.form.unwrap_or_default()).finish(min_count, max_size)
-                }
+                Encoding::Vocabulary { min_count, max_size } => counter.finish(min_count, max_size),
                 Encoding::Hash { .. } => Interner::default(),
             };
             ColumnEncoder::new(column, values)
         });
         let columns = columns.collect::<Result<Vec<_>, _>>()?;
         let weights = schema.weight.is_some().then_some(self.weights);
-        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, weights, schema })
+        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, weights, schema, profile })
     }
 }
 

@@ -253,6 +253,16 @@ pub enum DataError {
         /// The system's error.
         source: io::Error,
     },
+    /// A file that is read more than once is another than at first.
+    #[error(
+        "{}: changed while it was read: {what}; train on a file that nothing writes to, such as a copy of it", Shown(.path)
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What is different, in words.
+        what: String,
+    },
     /// A schema that cannot be used.
     #[error("schema: column {column}: {problem}")]
     Schema {

@@ -1,8 +1,12 @@
 //! Where a run's rows come from: memory, or files that are read anew (or from a cache) in every pass.
 
 use std::sync::Arc;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::OnceLock;
 
 use super::batch::GroupLayout;
+#[cfg(not(target_arch = "wasm32"))]
+use super::drift::Seen;
 #[cfg(not(target_arch = "wasm32"))]
 use super::encoder::FittedEncoder;
 use super::error::DataError;
@@ -31,6 +35,8 @@ pub struct Files {
     pub cache: Option<super::cache::Cache>,
     /// Rows that are shuffled together.
     pub shuffle: usize,
+    /// Where what the rows are like is to be told, once a pass has read them all.
+    pub seen: Option<Arc<OnceLock<Seen>>>,
 }
 
 impl From<Arc<Dataset>> for Feed {
@@ -67,6 +73,6 @@ impl Feed {
 impl Files {
     /// Files without a cache.
     pub fn new(source: super::reader::Source, encoder: Arc<FittedEncoder>) -> Files {
-        Files { source, encoder, cache: None, shuffle: super::order::SHUFFLE_ROWS }
+        Files { source, encoder, cache: None, shuffle: super::order::SHUFFLE_ROWS, seen: None }
     }
 }

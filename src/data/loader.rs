@@ -191,7 +191,10 @@ impl Stream {
         let (input, writer) = match cached {
             Some(reader) => (Input::Cached(reader), None),
             None => {
-                let reader = files.source.open(&files.encoder.schema)?;
+                let mut reader = files.source.open(&files.encoder.schema)?;
+                if files.seen.is_some() {
+                    reader.count_values(&files.encoder);
+                }
                 (Input::Parsed(reader.into()), files.cache.as_ref().map(|c| c.write()))
             }
         };
@@ -270,6 +273,10 @@ impl Stream {
         }
         let Input::Parsed(reader) = &mut self.input else { return Ok(false) };
         let more = reader.encode_more(&files.encoder, rows)?;
+        if !more && let (Some(told), Some(seen)) = (&files.seen, reader.seen()) {
+            // a later pass has the same to tell
+            let _ = told.set(seen.clone());
+        }
         let new = (rows.len() - before) as u64;
         let known = self.known.saturating_sub(self.count).min(new) as usize;
         self.count += new;

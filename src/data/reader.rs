@@ -10,6 +10,7 @@ use super::blocks::{BLOCK_BYTES, Block, BlockReader};
 #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
 use super::columnar::{Columnar, rows_of};
 use super::delimited::{Parser, Problems, Record, sample};
+use super::drift::Seen;
 use super::encoder::{EncodingSink, FittedEncoder, Fitter};
 use super::error::{DataError, RowProblem, quoted};
 use super::format::{Delimited, Format, FormatOptions, resolve};
@@ -21,6 +22,7 @@ use super::schema::Schema;
 #[cfg(not(target_arch = "wasm32"))]
 use super::sparse::SparseParser;
 use super::split::{Part, Split};
+use super::witness::Witness;
 
 /// What happens at a row that cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,12 +68,14 @@ pub struct Source {
     pub passed: Vec<String>,
     /// Bytes of a block of text, about.
     pub block: usize,
+    /// Where the files must stay as they are, who remembers them.
+    pub witness: Option<Witness>,
 }
 
 impl Source {
     /// All rows of these files.
     pub fn new(places: Vec<Place>, format: FormatOptions, read: ReadOptions) -> Source {
-        Source { places, format, read, split: None, passed: vec![], block: BLOCK_BYTES }
+        Source { places, format, read, split: None, passed: vec![], block: BLOCK_BYTES, witness: None }
     }
 
     /// One file of Criteo's format.
@@ -91,6 +95,14 @@ impl Source {
             [one] => one.name().display().to_string(),
             [first, rest @ ..] => format!("{} and {} more files", first.name().display(), rest.len()),
             [] => "no file".into(),
+        }
+    }
+
+    /// An error if file number `i` is not as it was at first, where that is watched.
+    fn unchanged(&self, i: usize) -> Result<(), DataError> {
+        match (&self.witness, self.places.get(i)) {
+            (Some(witness), Some(Place::File(path))) => witness.check(path),
+            _ => Ok(()),
         }
     }
 
@@ -136,6 +148,8 @@ pub struct Reader {
     expected: String,
     /// Of [`Reader::encode_more`], for their memory.
     chunks: Vec<(Rows, u64)>,
+    /// What the encoded rows are like, where that is counted.
+    seen: Option<Box<Seen>>,
 }
 
 impl std::fmt::Debug for Reader {
@@ -167,6 +181,7 @@ impl Reader {
             skipped: SkipReport::default(),
             expected: String::new(),
             chunks: vec![],
+            seen: None,
         };
         // so that a missing file is an error before anything else is done
         reader.advance()?;
@@ -196,6 +211,16 @@ impl Reader {
         &self.skipped
     }
 
+    /// Counts what the rows are like that are encoded from here on, if the encoder knows what its training rows were like.
+    pub fn count_values(&mut self, encoder: &FittedEncoder) {
+        self.seen = Seen::new(encoder).map(Box::new);
+    }
+
+    /// What was counted since [`Reader::count_values`].
+    pub fn seen(&self) -> Option<&Seen> {
+        self.seen.as_deref()
+    }
+
     /// The formats of the files opened so far.
     pub fn formats(&self) -> &[Format] {
         &self.formats
@@ -211,6 +236,7 @@ impl Reader {
     fn advance(&mut self) -> Result<bool, DataError> {
         let Some(place) = self.source.places.get(self.file).cloned() else { return Ok(false) };
         let path = place.name();
+        self.source.unchanged(self.file)?;
         let (head, reader) = place.open(&self.source.format)?;
         let fail = |problem: String| DataError::Format { path: path.clone(), problem };
         let format = resolve(&head, &self.source.format);
@@ -399,13 +425,36 @@ impl Reader {
         encoder: &FittedEncoder,
         chunks: &mut Vec<(Rows, u64)>,
     ) -> Result<bool, DataError> {
-        let sink = || EncodingSink::new(encoder, chunks.pop().map_or_else(Rows::default, |c| c.0));
-        let Some(next) = self.next_of(sink, EncodingSink::into_rows)? else { return Ok(false) };
-        *chunks = next;
+        let empty = self.seen.as_ref().map(|s| s.cleared());
+        let sink = || {
+            let spare = chunks.pop().map_or_else(Rows::default, |c| c.0);
+            EncodingSink::counting(encoder, spare, empty.clone().map(Box::new))
+        };
+        let Some(next) = self.next_of(sink, EncodingSink::into_parts)? else { return Ok(false) };
+        chunks.clear();
+        for (rows, cut, seen) in next {
+            if let (Some(all), Some(seen)) = (&mut self.seen, seen) {
+                all.merge(&seen);
+            }
+            chunks.push((rows, cut));
+        }
         Ok(true)
     }
 
     fn next_of<S: Sink + Send, T: Send>(
+        &mut self,
+        sink: impl FnMut() -> S,
+        map: impl Fn(S) -> T + Sync,
+    ) -> Result<Option<Vec<T>>, DataError> {
+        let next = self.next_rows(sink, map);
+        if next.is_err() && self.file > 0 {
+            // half a row, say, of somebody who writes: that is the reason
+            self.source.unchanged(self.file - 1)?;
+        }
+        next
+    }
+
+    fn next_rows<S: Sink + Send, T: Send>(
         &mut self,
         mut sink: impl FnMut() -> S,
         map: impl Fn(S) -> T + Sync,
@@ -463,6 +512,7 @@ impl Reader {
                 }
             };
             if parsed.is_empty() {
+                self.source.unchanged(self.file - 1)?;
                 self.open = None;
                 continue;
             }

@@ -15,6 +15,16 @@ use super::vocab::FIRST_VALUE;
 pub enum Transform {
     /// ln(1 + max(v, 0)).
     Log,
+    /// (ln(1 + max(v, 0)) − mean)/std, both of the logarithms of the training rows; a constant column gives zeros.
+    #[serde(rename = "log_standardize")]
+    LogStandardize {
+        /// Mean of the logarithms of the present training values; 0 before fitting.
+        #[serde(default)]
+        mean: f64,
+        /// Their population standard deviation; 1 before fitting.
+        #[serde(default = "one")]
+        std: f64,
+    },
     /// (v − mean)/std, both from the training rows; a constant column gives zeros.
     Standardize {
         /// Mean of the present training values; 0 before fitting.
@@ -36,19 +46,50 @@ impl Transform {
     /// `standardize` before fitting.
     pub const STANDARDIZE: Transform = Transform::Standardize { mean: 0.0, std: 1.0 };
 
+    /// A standardised `log` before fitting.
+    pub const LOG_STANDARDIZE: Transform = Transform::LogStandardize { mean: 0.0, std: 1.0 };
+
+    /// Of a transform by the logarithm what is taken from it, and what the rest is multiplied by.
+    pub(crate) fn of_log(&self) -> Option<(f64, f64)> {
+        match *self {
+            Transform::Log => Some((0.0, 1.0)),
+            Transform::LogStandardize { mean, std } => {
+                // less is a constant column's, and features stay within f32
+                Some((mean, if std > 1e-30 { 1.0 / std } else { 0.0 }))
+            }
+            _ => None,
+        }
+    }
+
+    /// Its word in a configuration.
+    fn word(&self) -> &'static str {
+        match self {
+            Transform::Log | Transform::LogStandardize { .. } => "log",
+            Transform::Standardize { .. } => "standardize",
+            Transform::None => "none",
+        }
+    }
+
     /// The feature of a value, NaN standing for missing. Finite for every finite value.
     pub fn apply(&self, value: f64) -> f32 {
         if value.is_nan() {
             return 0.0;
         }
+        if let Some(affine) = self.of_log() {
+            return as_feature((value.max(0.0).ln_1p() - affine.0) * affine.1);
+        }
         let x = match *self {
-            Transform::Log => value.max(0.0).ln_1p(),
             Transform::Standardize { std: 0.0, .. } => 0.0,
             Transform::Standardize { mean, std } => (value - mean) / std,
-            Transform::None => value,
+            _ => value,
         };
-        x.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+        as_feature(x)
     }
+}
+
+#[inline(always)]
+fn as_feature(x: f64) -> f32 {
+    x.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
 }
 
 /// One numeric column.
@@ -298,7 +339,8 @@ impl Schema {
             );
         }
         for c in &self.numeric {
-            if let Transform::Standardize { mean, std } = c.transform
+            if let Transform::Standardize { mean, std } | Transform::LogStandardize { mean, std } =
+                c.transform
                 && !(mean.is_finite() && std.is_finite() && std >= 0.0)
             {
                 return fail(&c.name, format!("mean {mean} and std {std} must be finite, std not negative"));
@@ -352,7 +394,8 @@ impl Schema {
         Ok(())
     }
 
-    /// The first difference from `other`, in words, leaving fitted statistics aside.
+    /// The first difference from `other`, in words, leaving aside what was fitted: statistics, and whether logarithms
+    /// are standardised, which runs of older versions were not told.
     pub fn difference(&self, other: &Schema) -> Option<String> {
         if self.numeric.len() != other.numeric.len() || self.categorical.len() != other.categorical.len() {
             return Some(format!(
@@ -363,12 +406,11 @@ impl Schema {
                 other.categorical.len()
             ));
         }
-        let kind = std::mem::discriminant::<Transform>;
         for (a, b) in self.numeric.iter().zip(&other.numeric) {
             if a.name != b.name {
                 return Some(format!("column {} against {}", a.name, b.name));
             }
-            if kind(&a.transform) != kind(&b.transform) || a.indicator != b.indicator {
+            if a.transform.word() != b.transform.word() || a.indicator != b.indicator {
                 return Some(format!("column {} has another transform or indicator", a.name));
             }
         }
@@ -405,6 +447,12 @@ mod tests {
         assert_eq!((s.apply(10.0), s.apply(f64::NAN)), (2.0, 0.0));
         assert_eq!(Transform::Standardize { mean: 2.0, std: 0.0 }.apply(2.0), 0.0);
         assert_eq!(Transform::None.apply(-7.0), -7.0);
+        let log = Transform::LogStandardize { mean: 2.0_f64.ln(), std: 0.5 };
+        assert_eq!((log.apply(1.0), log.apply(f64::NAN)), (0.0, 0.0));
+        assert!((log.apply(-3.0) + 2.0 * 2.0_f32.ln()).abs() < 1e-6);
+        for std in [0.0, 1e-310] {
+            assert_eq!(Transform::LogStandardize { mean: 3.0, std }.apply(9.0), 0.0);
+        }
         let tiny = Transform::Standardize { mean: 0.0, std: 1e-300 };
         assert!(tiny.apply(1e30).is_finite());
     }
@@ -445,6 +493,10 @@ mod tests {
         let s = Schema::criteo(Transform::STANDARDIZE, true, Encoding::Hash { buckets: 1000 });
         let json = serde_json::to_string(&s).unwrap();
         assert_eq!(serde_json::from_str::<Schema>(&json).unwrap(), s);
+        let log = |t: Transform| serde_json::to_string(&t).unwrap();
+        // as older versions wrote it, and what they are to refuse rather than to misread
+        assert_eq!(log(Transform::Log), r#"{"kind":"log"}"#);
+        assert_eq!(log(Transform::LOG_STANDARDIZE), r#"{"kind":"log_standardize","mean":0.0,"std":1.0}"#);
         assert!(serde_json::from_str::<Schema>(&json.replacen("buckets", "bucket", 1)).is_err());
     }
 }

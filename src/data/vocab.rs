@@ -5,6 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::columns::{BATCH, word_before};
 use super::error::DataError;
+use super::profile::Coverage;
 use super::schema::{CategoricalColumn, Encoding};
 use super::value::{Form, FormFinder};
 
@@ -199,6 +200,24 @@ impl Counter {
             }
         }
         out
+    }
+
+    /// What the vocabulary of [`Counter::finish`] covers of the values counted.
+    pub fn coverage(&self, min_count: u64, max_size: Option<u32>) -> Coverage {
+        let most = max_size.map_or(usize::MAX, |m| m as usize);
+        let mut largest = vec![];
+        let counts = match most < self.counts.len() {
+            false => &self.counts[..],
+            true => {
+                largest.clone_from(&self.counts);
+                largest.select_nth_unstable_by(most, |a, b| b.cmp(a));
+                &largest[..most]
+            }
+        };
+        let sum = |least: u64| counts.iter().filter(|&&n| n >= least).sum::<u64>();
+        let values: u64 = self.counts.iter().sum();
+        // without its own row a value has been seen once less
+        Coverage { values, unseen: values - sum(min_count), expected: values - sum(min_count + 1) }
     }
 
     /// The values with at least `min_count` occurrences, at most `max_size` of them, by falling
@@ -399,6 +418,9 @@ mod tests {
         let e = ColumnEncoder::Vocabulary(v, Form::Text);
         let ids = ["a", "b", "z", "rare", "new", ""].map(|v| e.id(v.as_bytes()));
         assert_eq!((ids, e.table_rows()), ([2, 3, 4, OOV, OOV, MISSING], 5));
+        let coverage = |unseen, expected| Coverage { values: 8, unseen, expected };
+        assert_eq!((c.coverage(2, None), c.coverage(1, Some(2))), (coverage(2, 8), coverage(4, 4)));
+        assert_eq!((c.coverage(1, None), c.coverage(1, Some(0))), (coverage(0, 2), coverage(8, 8)));
         assert_eq!(c.finish(1, Some(2)).len(), 2);
     }
 

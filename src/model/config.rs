@@ -298,6 +298,8 @@ pub struct DataConfig {
     pub buckets: usize,
     /// Transform of numeric columns that say nothing else. Default "log".
     pub numeric: Numeric,
+    /// Whether columns of the transform "log" are standardised after it, by the training rows. Default true.
+    pub standardize_log: bool,
     /// A further 0/1 column for each numeric column that says nothing else: was it missing. Default true.
     pub indicators: bool,
     /// Rows of a file that are shuffled together, as no file is held whole. Default 262144.
@@ -326,6 +328,9 @@ pub struct ColumnConfig {
     /// Numeric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transform: Option<Numeric>,
+    /// Numeric, of the transform "log": whether it is standardised after it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standardize: Option<bool>,
     /// Numeric: a further 0/1 column, was it missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub indicator: Option<bool>,
@@ -417,6 +422,7 @@ impl Default for DataConfig {
             max_size: 0,
             buckets: 100_000,
             numeric: Numeric::Log,
+            standardize_log: true,
             indicators: true,
             shuffle_rows: crate::data::order::SHUFFLE_ROWS,
             columns: Vec::new(),

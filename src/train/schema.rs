@@ -8,8 +8,9 @@ use crate::data::schema::{
 };
 use crate::model::config::{self, ColumnConfig, ColumnKind, DataConfig, Format, Header};
 
-fn transform(n: config::Numeric) -> Transform {
+fn transform(n: config::Numeric, standardize_log: bool) -> Transform {
     match n {
+        config::Numeric::Log if standardize_log => Transform::LOG_STANDARDIZE,
         config::Numeric::Log => Transform::Log,
         config::Numeric::Standardize => Transform::STANDARDIZE,
         config::Numeric::None => Transform::None,
@@ -27,7 +28,7 @@ pub fn schema(d: &DataConfig) -> Result<Schema, DataError> {
         config::Encoding::Hash => Encoding::Hash { buckets: d.buckets as _ },
     };
     if d.columns.is_empty() {
-        return Ok(Schema::criteo(transform(d.numeric), d.indicators, common));
+        return Ok(Schema::criteo(transform(d.numeric, d.standardize_log), d.indicators, common));
     }
     let mut s = Schema::default();
     for c in &d.columns {
@@ -44,7 +45,10 @@ pub fn schema(d: &DataConfig) -> Result<Schema, DataError> {
             ColumnKind::Numeric => s.numeric.push(NumericColumn {
                 name: c.name.clone(),
                 from: c.from.clone(),
-                transform: transform(c.transform.unwrap_or(d.numeric)),
+                transform: transform(
+                    c.transform.unwrap_or(d.numeric),
+                    c.standardize.unwrap_or(d.standardize_log),
+                ),
                 indicator: c.indicator.unwrap_or(d.indicators),
                 na: c.na.clone(),
             }),
@@ -112,5 +116,29 @@ pub fn format(d: &DataConfig) -> FormatOptions {
         na: d.na.clone(),
         trim: d.trim,
         encoding: if d.encoding == "utf-8" { String::new() } else { d.encoding.clone() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::config::Config;
+
+    #[test]
+    fn logarithms_are_standardised_unless_they_are_not_to_be() {
+        let transforms = |text: &str, sets: &[&str]| -> Vec<Transform> {
+            let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
+            let config = Config::from_text("", text, &sets).unwrap();
+            schema(&config.data).unwrap().numeric.into_iter().map(|c| c.transform).collect()
+        };
+        assert!(transforms("", &[]).iter().all(|t| *t == Transform::LOG_STANDARDIZE));
+        assert!(transforms("", &["data.standardize_log=false"]).iter().all(|t| *t == Transform::Log));
+        let columns = "[data]\ncolumns = [{ name = 'y', kind = 'label' }, { name = 'a', kind = 'numeric' },
+            { name = 'b', kind = 'numeric', transform = 'log', standardize = false },
+            { name = 'c', kind = 'numeric', transform = 'standardize' }]";
+        let want = [Transform::LOG_STANDARDIZE, Transform::Log, Transform::STANDARDIZE];
+        assert_eq!(transforms(columns, &[]), want);
+        let plain = [Transform::Log, Transform::Log, Transform::STANDARDIZE];
+        assert_eq!(transforms(columns, &["data.standardize_log=false"]), plain);
     }
 }

@@ -350,6 +350,7 @@ fn data(r: &mut Reader<'_>, c: &mut DataConfig) -> Result<(), ConfigError> {
     r.read("max_size", &mut c.max_size)?;
     r.read("buckets", &mut c.buckets)?;
     r.read("numeric", &mut c.numeric)?;
+    r.read("standardize_log", &mut c.standardize_log)?;
     r.read("indicators", &mut c.indicators)?;
     r.read("shuffle_rows", &mut c.shuffle_rows)?;
     let defaults = c.clone();
@@ -374,6 +375,7 @@ fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<Colu
         na: vec![],
         positive: None,
         transform: None,
+        standardize: None,
         indicator: None,
         vocabulary: None,
         hash: None,
@@ -388,6 +390,7 @@ fn column(r: &mut Reader<'_>, node: &Node, defaults: &DataConfig) -> Result<Colu
         ColumnKind::Numeric => {
             c.na = r.get::<Texts>("na")?.map_or(vec![], |t| t.0);
             c.transform = r.get("transform")?;
+            c.standardize = r.get("standardize")?;
             c.indicator = r.get("indicator")?;
         }
         ColumnKind::Categorical | ColumnKind::List => {

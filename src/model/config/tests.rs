@@ -251,6 +251,9 @@ fn validation_names_key_place_and_remedy() {
         assert_eq!(e.key(), Some(key), "{e}");
         assert!(e.to_string().starts_with(&format!("--set {set}: {key}")), "{e}");
     }
+    let column =
+        "[data]\ncolumns = [{ name = 'x', kind = 'numeric', transform = 'none', standardize = true }]";
+    assert_eq!(load(column, &[]).expect_err("no logarithm").key(), Some("data.columns[0].standardize"));
 }
 
 #[test]

@@ -81,6 +81,13 @@ fn data(d: &DataConfig) -> Result<(), ConfigError> {
                 return Err(ConfigError::at(&path("hash"), message));
             }
         }
+        let transform = c.transform.unwrap_or(d.numeric);
+        if c.standardize.is_some() && transform != Numeric::Log {
+            let key = path("standardize");
+            let message =
+                format!("{key} is for the transform \"log\", this column's is \"{transform}\"; leave it out");
+            return Err(ConfigError::at(&key, message));
+        }
         if let Some(h) = c.hash {
             range(&path("hash.buckets"), h.buckets, 1, 1 << 31)?;
         }
