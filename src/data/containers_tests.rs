@@ -279,8 +279,9 @@ proptest! {
             }
             4 => columns[at] = arrow_cast::cast(&columns[at], &DataType::Utf8).unwrap(),
             _ => {
-                if let Ok(c) = arrow_cast::cast(&columns[at], &DataType::Float64) {
-                    columns[at] = c;
+                let kind = columns[at].data_type().clone();
+                if kind.is_numeric() || kind == DataType::Boolean {
+                    columns[at] = arrow_cast::cast(&columns[at], &DataType::Float64).unwrap();
                 }
             }
         }

@@ -169,7 +169,8 @@ pub(crate) fn read_header(
         Some(false) => without(schema, first, &shown).map(|()| None),
         None if known > 0 && known == needed.len() => Ok(Some(names)),
         None => match row_of(schema, records) {
-            First::Header(_) if known > 0 || schema.file.is_empty() => Err(missing()),
+            _ if known == 0 && schema.file.is_empty() => without(schema, first, &shown).map(|()| None),
+            First::Header(_) if known > 0 => Err(missing()),
             First::Unclear if known > 0 => Err(missing()),
             First::Header(why) => Err((
                 first.line,

@@ -97,10 +97,7 @@ fn files_with_and_without_a_header_read_alike() {
     // a schema that needs a header
     let needs = FormatOptions { header: Some(true), ..Default::default() };
     let text = fail("5,u1,1.5,a|b,1\n5,u1,1.5,a|b,1\n", needs, &schema());
-    assert!(
-        text.starts_with("x.csv:1: no header: its first row is \"5,u1,1.5,a|b,1\", expected the names"),
-        "{text}"
-    );
+    assert!(text.starts_with("x.csv:1: its first row is \"5,u1,1.5,a|b,1\", expected a header"), "{text}");
     let unordered = Schema { file: vec![], ..schema() };
     let text = fail("5,u1,1.5,a|b,1\n5,u1,1.5,a|b,1\n", FormatOptions::default(), &unordered);
     assert!(
