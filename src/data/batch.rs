@@ -8,6 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::DataError;
+use super::lengths::Lengths;
+use super::order::LoaderOptions;
 use super::rows::{ListIds, Rows};
 use crate::ops::embedding::Pool;
 use crate::ops::sparse_index::SparseIndex;
@@ -35,12 +37,29 @@ pub struct PooledLayout {
     pub bags: Vec<Bag>,
     /// The mean of a bag's rows rather than their sum.
     pub mean: bool,
+    /// How long the lists of each multi-valued column are, by its place among these; empty where that is not known.
+    pub lengths: Vec<Lengths>,
 }
 
 impl PooledLayout {
     /// Ids of an example, at most.
     pub fn capacity(&self) -> usize {
-        self.bags.iter().map(|b| if let Bag::List { most, .. } = b { *most as usize } else { 1 }).sum()
+        self.bags.iter().map(Bag::most).sum()
+    }
+
+    /// Ids of a batch of `rows` examples, N. No batch of training rows has more; one of other rows may, and ends early
+    /// ([`Fit`]). One example always fits.
+    pub fn ids(&self, rows: usize) -> usize {
+        let of = |bag: &Bag| {
+            let most = rows.saturating_mul(bag.most());
+            match bag {
+                Bag::List { column, most: each } => {
+                    self.lengths.get(*column).map_or(most, |l| l.longest(rows, *each).min(most))
+                }
+                Bag::Single(_) => most,
+            }
+        };
+        self.bags.iter().map(of).fold(0, usize::saturating_add).max(self.capacity())
     }
 }
 
@@ -56,6 +75,13 @@ pub enum Bag {
         /// Ids that count, the first ones.
         most: u32,
     },
+}
+
+impl Bag {
+    /// Ids of an example, at most.
+    fn most(&self) -> usize {
+        if let Bag::List { most, .. } = self { *most as usize } else { 1 }
+    }
 }
 
 impl GroupLayout {
@@ -89,13 +115,16 @@ impl GroupLayout {
     }
 
     /// Ids of a batch of `capacity` examples, at most: N.
-    fn ids(&self, capacity: usize) -> usize {
-        capacity * self.pooled.as_ref().map_or(self.columns.len(), PooledLayout::capacity)
+    pub fn ids(&self, capacity: usize) -> usize {
+        match &self.pooled {
+            None => capacity * self.columns.len(),
+            Some(pooled) => pooled.ids(capacity),
+        }
     }
 }
 
-/// The ids of one group in a batch. B = batch capacity, C = columns of the group, N = B·C; of a pooled table N = B
-/// times the ids of an example at most, R = B times its bags.
+/// The ids of one group in a batch. B = batch capacity, C = columns of the group, N = B·C; of a pooled table N =
+/// [`PooledLayout::ids`], R = B times its bags.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SparseIds {
     /// `[B, C]`, rows of the packed table; padding rows hold each column's out-of-vocabulary row. `[N]` of a pooled
@@ -216,8 +245,8 @@ impl BatchBuilder {
             if let Some(c) = g.columns.iter().chain(bags).find(|&&c| c >= columns) {
                 return fail(format!("an embedding group names column {c}, the data has {columns}"));
             }
-            let most = g.pooled.as_ref().map_or(0, PooledLayout::capacity);
-            if capacity.checked_mul(most).is_none_or(|n| n >= u32::MAX as usize) {
+            if let Some(pooled) = g.pooled.as_ref().filter(|p| p.ids(capacity) >= u32::MAX as usize) {
+                let most = pooled.capacity();
                 return fail(format!(
                     "{capacity} rows a batch are too many for lists of {most} values; use a smaller batch, or set the column's max_length"
                 ));
@@ -233,6 +262,11 @@ impl BatchBuilder {
             spare: Vec::new(),
             index: SparseIndex::default(),
         })
+    }
+
+    /// Which rows come together in a batch.
+    pub fn fit(&self) -> Fit {
+        Fit { capacity: self.capacity, groups: Arc::clone(&self.groups) }
     }
 
     /// Gives a batch's memory back.
@@ -371,6 +405,74 @@ impl BatchBuilder {
     }
 }
 
+/// Which rows come together in a batch: so many, or fewer where their lists hold more ids than a batch has room for.
+#[derive(Clone, Debug)]
+pub struct Fit {
+    capacity: usize,
+    groups: Arc<[GroupLayout]>,
+}
+
+impl Fit {
+    /// How many of the rows `range` come into one batch, from the first on. `order`: where each row is in `rows`.
+    fn first(&self, rows: &Rows, order: Option<&[u32]>, range: Range<usize>) -> usize {
+        let mut fits = range.len();
+        for pooled in self.groups.iter().filter_map(|g| g.pooled.as_ref()) {
+            // without counts there is room for whatever comes
+            if pooled.lengths.is_empty() {
+                continue;
+            }
+            let (most, mut ids) = (pooled.ids(self.capacity), 0);
+            let more = |bag: &Bag, row: usize| match bag {
+                Bag::Single(_) => 1,
+                Bag::List { column, .. } => rows.lists[*column].range(row).len().min(bag.most()),
+            };
+            fits = fits.min(
+                range
+                    .clone()
+                    .take_while(|&i| {
+                        let row = order.map_or(i, |o| o[i] as usize);
+                        ids += pooled.bags.iter().map(|bag| more(bag, row)).sum::<usize>();
+                        ids <= most
+                    })
+                    .count(),
+            );
+        }
+        // a single row fits always
+        fits.max(1).min(range.len())
+    }
+
+    /// The rows `range` in batches.
+    pub fn pieces(&self, rows: &Rows, order: Option<&[u32]>, mut range: Range<usize>) -> Vec<Range<usize>> {
+        let mut pieces = vec![];
+        while !range.is_empty() {
+            let end = range.start + self.first(rows, order, range.clone());
+            pieces.push(range.start..end);
+            range.start = end;
+        }
+        pieces
+    }
+
+    /// The batches of the first `n` rows: how many rows all ranks have together, and this rank's. Where a rank's share
+    /// takes several batches, the others have as many, empty ones at last.
+    pub fn batches<'a>(
+        &'a self,
+        rows: &'a Rows,
+        order: Option<&'a [u32]>,
+        n: usize,
+        options: LoaderOptions,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+        options.shares(n).flat_map(move |shares| {
+            let pieces: Vec<_> = shares.into_iter().map(|share| self.pieces(rows, order, share)).collect();
+            let count = pieces.iter().map(Vec::len).max().unwrap_or(0);
+            let batch = move |k: usize| {
+                let total = pieces.iter().filter_map(|p| p.get(k)).map(Range::len).sum();
+                (total, pieces[options.rank].get(k).cloned().unwrap_or(0..0))
+            };
+            (0..count).map(batch)
+        })
+    }
+}
+
 /// Sorts keys (row << 32 | place) by row, whose values have `bits` bits. The places rise on entry and
 /// every pass is stable, so the result is ordered by (row, place).
 fn sort_by_row(keys: &mut Vec<u64>, spare: &mut Vec<u64>, bits: u32) {
@@ -503,8 +605,11 @@ mod tests {
         data.weights = vec![0.5, 1.0, 2.0];
         data.groups = vec![7, 7, 8];
         data.lists = vec![ListIds { ends: vec![3, 3, 4], ids: vec![5, 6, 5, 8] }];
-        let layout =
-            PooledLayout { bags: vec![Bag::Single(0), Bag::List { column: 0, most: 2 }], mean: true };
+        let layout = PooledLayout {
+            bags: vec![Bag::Single(0), Bag::List { column: 0, most: 2 }],
+            mean: true,
+            lengths: vec![],
+        };
         let groups: Arc<[GroupLayout]> = [GroupLayout::pooled(9, layout)].into();
         let mut builder = BatchBuilder::new(4, 1, 1, groups).unwrap();
         let batch = builder.gather(&data, &[2, 0, 1]);

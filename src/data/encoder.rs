@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{BATCH, log_of_small, place_of};
 use super::error::DataError;
+use super::lengths::Lengths;
 use super::plan::Sink;
 use super::rows::{RawRows, Rows};
 use super::schema::{Encoding, Schema, Transform};
@@ -36,6 +37,9 @@ pub struct FittedEncoder {
     pub positives: u64,
     /// Sum of the weights of all rows, and of those with label 1, where rows have weights.
     pub weights: Option<[f64; 2]>,
+    /// How long the lists of the training rows are, for each multi-valued column in schema order; empty where the file
+    /// is of a version that did not count them.
+    pub lengths: Vec<Lengths>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -46,6 +50,8 @@ struct Header {
     positives: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     weights: Option<[f64; 2]>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    lengths: Vec<Lengths>,
     schema: Schema,
 }
 
@@ -111,6 +117,7 @@ impl FittedEncoder {
             rows: self.rows,
             positives: self.positives,
             weights: self.weights,
+            lengths: self.lengths.clone(),
             schema: self.schema.clone(),
         };
         json_line(&mut out, &header)?;
@@ -144,6 +151,9 @@ impl FittedEncoder {
             )));
         }
         header.schema.validate().map_err(|e| lines.fail(format!("{e}; the file is damaged, train again")))?;
+        if ![0, header.schema.lists()].contains(&header.lengths.len()) {
+            return Err(lines.fail("lengths of other lists; the file is damaged, train again".into()));
+        }
         let mut columns = Vec::new();
         for column in &header.schema.categorical {
             let line: ColumnLine = lines.next("a column")?;
@@ -173,8 +183,8 @@ impl FittedEncoder {
             return Err(lines.fail("the checksum does not match; the file is damaged, train again".into()));
         }
         lines.at_end()?;
-        let Header { schema, rows, positives, weights, .. } = header;
-        Ok(FittedEncoder { schema, columns, rows, positives, weights })
+        let Header { schema, rows, positives, weights, lengths, .. } = header;
+        Ok(FittedEncoder { schema, columns, rows, positives, weights, lengths })
     }
 }
 
@@ -420,6 +430,8 @@ pub struct Fitter {
     counters: Vec<Counter>,
     /// Longest list of each categorical column.
     longest: Vec<u32>,
+    /// How long those of the multi-valued ones are.
+    lengths: Vec<Lengths>,
     rows: u64,
     positives: u64,
     weights: [f64; 2],
@@ -433,6 +445,7 @@ impl Fitter {
             moments: vec![Moments::default(); schema.numeric.len()],
             counters: vec![Counter::default(); schema.categorical.len()],
             longest: vec![0; schema.categorical.len()],
+            lengths: vec![Lengths::default(); schema.lists()],
             schema: schema.clone(),
             rows: 0,
             positives: 0,
@@ -456,10 +469,15 @@ impl Fitter {
             }
         }
         let owners = self.schema.owners();
+        let mut lists = self.lengths.iter_mut();
         for (j, (longest, column)) in self.longest.iter_mut().zip(&self.schema.categorical).enumerate() {
             if column.list.is_some() {
-                let lengths = (0..raw.len()).map(|row| raw.list(row * c + j).len() as u32);
-                *longest = lengths.fold(*longest, u32::max);
+                let Some(lengths) = lists.next() else { continue };
+                for row in 0..raw.len() {
+                    let length = raw.list(row * c + j).len() as u32;
+                    *longest = length.max(*longest);
+                    lengths.push(length);
+                }
             }
         }
         let columns = &self.schema.categorical;
@@ -515,7 +533,14 @@ impl Fitter {
         });
         let columns = columns.collect::<Result<Vec<_>, _>>()?;
         let weights = schema.weight.is_some().then_some(self.weights);
-        Ok(FittedEncoder { columns, rows: self.rows, positives: self.positives, weights, schema })
+        Ok(FittedEncoder {
+            columns,
+            rows: self.rows,
+            positives: self.positives,
+            weights,
+            lengths: self.lengths,
+            schema,
+        })
     }
 }
 

@@ -16,6 +16,7 @@ pub mod format;
 mod guess;
 pub mod input;
 pub mod label;
+pub mod lengths;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod loader;
 #[cfg(target_arch = "wasm32")]

@@ -236,7 +236,7 @@ impl TrainedRun {
         let run = if step.is_none() { RunFolder::open(path)? } else { RunFolder::look(path)? };
         let config = run.read_config()?;
         let encoder = Arc::new(FittedEncoder::load(&run.vocab_path())?);
-        let inputs = Inputs::new(encoder, &config, &Device::Cpu)?;
+        let inputs = Inputs::new(encoder, &config, &Device::Cpu)?.in_multiples();
         let m = inputs.model(&config, dims::BATCHES[0], false)?;
         let specs = tensor_specs(&m.params);
         let file = match step {

@@ -35,10 +35,19 @@ impl Inputs {
         Ok(Inputs { encoder, groups: groups.into(), features })
     }
 
+    /// The same with room for as many ids a batch as its rows times those of an example at most: N is a multiple of the
+    /// batch, as an exported graph needs it.
+    pub fn in_multiples(mut self) -> Self {
+        let mut groups = self.groups.to_vec();
+        groups.iter_mut().filter_map(|g| g.pooled.as_mut()).for_each(|p| p.lengths.clear());
+        self.groups = groups.into();
+        self
+    }
+
     /// The forward graph; with `train` as it is trained ([`BuildOptions::new`]).
     pub fn model(&self, cfg: &Config, batch: usize, train: bool) -> Result<Model, ConfigError> {
         let p = self.encoder.click_rate();
-        let features = self.features.for_batch(batch);
+        let features = self.features.for_batch(batch, &self.groups);
         let options = BuildOptions::new(&cfg.train, train, (p / (1.0 - p)).ln());
         model_with(&cfg.model, &features, batch, &options)
     }
@@ -48,7 +57,7 @@ impl Inputs {
     /// The forward graph as it is trained, without index inputs.
     pub(super) fn model_without_index(&self, cfg: &Config, batch: usize) -> Result<Model, ConfigError> {
         let p = self.encoder.click_rate();
-        let features = self.features.for_batch(batch);
+        let features = self.features.for_batch(batch, &self.groups);
         let options = BuildOptions::new(&cfg.train, true, (p / (1.0 - p)).ln());
         model_with(&cfg.model, &features, batch, &BuildOptions { index: false, ..options })
     }
