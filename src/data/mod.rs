@@ -38,6 +38,7 @@ pub mod sparse;
 pub mod split;
 pub mod survey;
 pub mod synth;
+pub mod temporary;
 pub mod vocab;
 
 use std::fs::File;
@@ -73,22 +74,13 @@ fn replace_file<T>(path: &Path, write: impl FnOnce(File) -> io::Result<T>) -> Re
         return File::options().append(true).open(path).and_then(write).map_err(fail);
     }
     let target = if path.is_symlink() { path.canonicalize().map_err(fail)? } else { path.to_path_buf() };
-    let Some(name) = target.file_name() else {
+    if target.file_name().is_none() {
         return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name")));
-    };
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = target.with_file_name(temporary);
-    let result = File::create(&temporary).and_then(write).and_then(|value| {
-        std::fs::rename(&temporary, &target)?;
-        Ok(value)
-    });
-    result.map_err(|e| {
-        // The error that led here is the one to report.
-        let _ = std::fs::remove_file(&temporary);
-        fail(e)
-    })
+    }
+    let temporary = temporary::Temporary::beside(&target);
+    let value = File::create(temporary.path()).and_then(write).map_err(fail)?;
+    temporary.rename(&target).map_err(fail)?;
+    Ok(value)
 }
 
 #[cfg(all(test, unix))]

@@ -13,6 +13,7 @@ use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, Ten
 use crate::train::events::{Interrupted, Report};
 use crate::train::ranks::{Asking, Exchange, Ranks};
 use crate::train::tables::pack_tables;
+use crate::train::{memory, trained_as};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -301,6 +302,25 @@ pub async fn run_with_pauses(
     Ok(())
 }
 
+/// A row whose score is no number.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "row {row}: its score is not finite (logit {logit}); its numbers are far outside those that the run was trained on, or the \
+     weights are damaged: look at the row with `birkhoff check`"
+)]
+pub struct NoScore {
+    /// From 1, bad rows that were skipped not counted.
+    pub row: u64,
+    /// What came of it.
+    pub logit: f32,
+}
+
+/// An error that names the first of some rows' logits that is not finite; `before` rows came before them.
+pub fn check_scores(logits: &[f32], before: u64) -> Result<(), NoScore> {
+    let first = logits.iter().position(|s| !s.is_finite());
+    first.map_or(Ok(()), |i| Err(NoScore { row: before + i as u64 + 1, logit: logits[i] }))
+}
+
 /// A model ready to score batches of a fixed size.
 pub struct Scorer {
     program: Program,
@@ -364,10 +384,15 @@ impl Scorer {
         mut progress: impl FnMut(usize),
         report: &mut dyn Report,
     ) -> anyhow::Result<Detail> {
-        let mut acc = MetricsAccumulator::new();
+        let (mut acc, mut rows) = (MetricsAccumulator::new(), 0);
         while let Some(batch) = loader.next() {
             let batch = batch?;
             let s = self.logits_with_pauses(state, &batch, report).await?;
+            // of several ranks all go on to where they add up: the sum tells
+            if self.over.is_none() {
+                check_scores(&s, rows)?;
+            }
+            rows += s.len() as u64;
             acc.push_batch(&s, &batch);
             progress(batch.rows);
             loader.recycle(batch);
@@ -403,8 +428,10 @@ impl LoadedRun {
     pub fn open(path: &Path, device: &Device) -> anyhow::Result<Self> {
         let run = crate::train::run::RunFolder::open(path)?;
         let encoder = FittedEncoder::load(&run.vocab_path())?;
-        let weights = run.weights_path();
-        Self::new(run.read_config()?, encoder, device, |specs| checkpoint::load(&weights, specs))
+        let (weights, config) = (run.weights_path(), run.read_config()?);
+        // before their shapes are compared, which say less
+        trained_as::check(&run.config_path(), &config, &checkpoint::read_header(&weights)?.meta)?;
+        Self::new(config, encoder, device, |specs| checkpoint::load(&weights, specs))
     }
 
     /// As [`LoadedRun::open`], from the contents of the run's files, for batches of `batch` rows.
@@ -429,7 +456,12 @@ impl LoadedRun {
     ) -> anyhow::Result<Self> {
         let inputs = Inputs::new(Arc::new(encoder), &config, device)?;
         let m = inputs.model(&config, config.train.eval_batch, false)?;
-        let ck = weights(&tensor_specs(&m.params))?;
+        let specs = tensor_specs(&m.params);
+        if device.is_cpu() {
+            memory::check_weights(specs.iter().map(|s| s.shape.iter().product::<usize>()).sum())?;
+        }
+        let ck = weights(&specs)?;
+        trained_as::check(Path::new(crate::train::run::CONFIG), &config, &ck.meta)?;
         let mut state = State::new(device);
         from_tensors(&m.params, ck.tensors, &mut state)?;
         let scorer = Scorer::new(&config, &inputs, device, &state)?;
