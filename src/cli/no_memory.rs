@@ -17,7 +17,8 @@ pub fn watch() {
         let payload = panic.payload();
         let text = payload.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("");
-        if text.starts_with("failed to spawn thread") || text.contains("thread pool has not been initialized") {
+        if text.starts_with("failed to spawn thread") || text.contains("thread pool has not been initialized")
+        {
             eprintln!(
                 "error: no thread can be started: too little memory (ulimit -v) or too few processes (ulimit -u) are left; \
                  raise the limit, or set RAYON_NUM_THREADS=1"

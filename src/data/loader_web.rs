@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::data::batch::{Batch, BatchBuilder, Fit, GroupLayout};
+use crate::data::batch::{Batch, BatchBuilder, GroupLayout};
 use crate::data::error::DataError;
+use crate::data::fit::Fit;
 pub use crate::data::order::{LoaderOptions, Order, permutation};
 use crate::data::rows::{Dataset, SkipReport};
 

@@ -12,6 +12,7 @@ mod delimited;
 pub mod encoder;
 pub mod error;
 pub mod feed;
+pub mod fit;
 pub mod format;
 mod guess;
 pub mod input;
