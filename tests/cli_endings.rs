@@ -3,8 +3,8 @@
 
 mod program;
 
-use birkhoff::data::FittedEncoder;
 use birkhoff::train::checkpoint::{self, TensorRef};
+use birkhoff::train::infer::check_scores;
 use program::{birkhoff, fails, ok, s};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -340,24 +340,24 @@ fn scores_that_are_no_numbers_are_an_error_with_their_row() {
     let f = Folder::new(5);
     ok(&words(&f.train(&[])));
     let (run, bad, out) = (f.at("run"), f.at("log.csv"), f.at("p.csv"));
-    // the embedding of a user is not finite, who comes first in row 9
+    // a weight behind which nothing makes a number of it again
     let file = Path::new(&run).join("weights.safetensors");
-    let encoder = FittedEncoder::load(&Path::new(&run).join("vocab.json")).unwrap();
     let header = checkpoint::read_header(&file).unwrap();
     let mut weights = checkpoint::load(&file, &header.tensors).unwrap();
-    let at = header.tensors.iter().position(|t| t.name == "embeddings.user").unwrap();
-    let row = encoder.columns[0].id(b"u8") as usize * header.tensors[at].shape[1];
-    weights.tensors[at][row] = f32::NAN;
+    let at = header.tensors.iter().position(|t| t.name == "head.b1").unwrap();
+    weights.tensors[at][0] = f32::NAN;
     let tensors = header.tensors.iter().zip(&weights.tensors);
     let tensors: Vec<TensorRef<'_>> =
         tensors.map(|(t, data)| TensorRef { name: &t.name, shape: &t.shape, data }).collect();
     checkpoint::save(&file, &tensors, &header.meta).unwrap();
     fails(
         &["predict", &run, "--data", &bad, "--device", "cpu", "--out", &out],
-        &["row 9: its score is not finite"],
+        &["row 1: its score is not finite"],
     );
     assert!(!Path::new(&out).exists());
-    fails(&["eval", &run, "--data", &bad, "--device", "cpu"], &["row 9: its score is not finite"]);
+    fails(&["eval", &run, "--data", &bad, "--device", "cpu"], &["row 1: its score is not finite"]);
+    let later = check_scores(&[0.5, f32::INFINITY], 40).unwrap_err().to_string();
+    assert!(later.starts_with("row 42: ") && check_scores(&[0.5], 40).is_ok(), "{later}");
     // two columns of one name
     for (columns, part) in
         [("score", "score: the output"), ("logit", "logit: the output"), ("user,user", "given twice")]

@@ -225,7 +225,7 @@ impl RunFolder {
             // a kill at the very start leaves the beginning of a file
             empty &= name == OsStr::new(LOCK) || is_left_over(&name);
         }
-        if !empty && !(has(&path.join(CONFIG))? && Self::is_run(path)) {
+        if !(empty || has(&path.join(CONFIG))? && Self::is_run(path)) {
             return Err(RunError::NotARun(name));
         }
         let lock = lock(path)?;
