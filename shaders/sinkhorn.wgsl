@@ -58,6 +58,7 @@ fn weight(o : u32, i : u32) -> f32 {
     return exp(z[o * N + i] - (a[o] + b[i])) * (r[o] * c[i]);
 }
 
+{{HALF_STEP}}
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) wg : vec3<u32>,
@@ -90,7 +91,16 @@ fn main(
         }
     }
     var y_$o_$i = k_$o_$i * c_$i * r_$o;
-    if (top_r > 1e24 / top_c) {
+    let size_$o = [[max i: abs(h_$o_$i)]];
+    let size = [[max o: size_$o]];
+    if (size > {{HUGE}}) {
+        z[$o * {{N}} + $i] = 0.5 * h_$o_$i;
+        for (var s = 0u; s < p.iterations; s++) {
+            columns_in_place();
+            rows_in_place();
+        }
+        y_$o_$i = exp(2.0 * max(z[$o * {{N}} + $i], -50.0));
+    } else if (top_r > 1e24 / top_c) {
         z[$o * {{N}} + $i] = h_$o_$i;
         a[$o] = 0.0;
         r[$o] = 1.0;

@@ -15,6 +15,7 @@ const N : u32 = {{N}}u;
 var<private> tape_r : array<f32, {{TAPE}}>; // r before the first iteration and after each
 var<private> tape_a : array<f32, {{TAPE}}>; // the integers beside them, in the log domain only
 var<private> z : array<f32, {{NN}}>;
+var<private> w : array<f32, {{NN}}>; // z on its way, for huge logits
 var<private> d : array<f32, {{NN}}>;
 var<private> b : array<f32, {{N}}>;
 var<private> c : array<f32, {{N}}>;
@@ -118,6 +119,55 @@ fn log_domain(iterations : u32) {
     }
 }
 
+{{HALF_STEP}}
+// leaves in w the matrix after so many half iterations
+fn replay(halves : u32) {
+    w[$o * {{N}} + $i] = 0.5 * z[$o * {{N}} + $i];
+    for (var s = 0u; s < halves; s++) {
+        if (s % 2u == 0u) {
+            columns_in_place();
+        } else {
+            rows_in_place();
+        }
+    }
+    w[$o * {{N}} + $i] = exp(2.0 * max(w[$o * {{N}} + $i], -50.0));
+}
+
+// the same from the matrices themselves, each made anew: few tokens ever come here
+fn huge_logits(iterations : u32) {
+    replay(2u * iterations);
+    for (var o = 0u; o < N; o++) {
+        var top = o * N;
+        for (var i = 1u; i < N; i++) {
+            top = select(top, o * N + i, w[o * N + i] > w[top]);
+        }
+        let zero = d[top];
+        var t = 0.0;
+        for (var i = 0u; i < N; i++) {
+            d[o * N + i] -= zero;
+            t += w[o * N + i] * d[o * N + i];
+        }
+        for (var i = 0u; i < N; i++) {
+            d[o * N + i] = w[o * N + i] * (d[o * N + i] - t);
+        }
+    }
+    for (var s = 2u * iterations - 1u; s > 0u; s--) {
+        replay(s);
+        for (var j = 0u; j < N; j++) {
+            // of an odd number of halves the last was one of columns
+            let first = select(j * N, j, s % 2u == 1u);
+            let stride = select(1u, N, s % 2u == 1u);
+            var t = 0.0;
+            for (var k = 0u; k < N; k++) {
+                t += d[first + k * stride];
+            }
+            for (var k = 0u; k < N; k++) {
+                d[first + k * stride] -= w[first + k * stride] * t;
+            }
+        }
+    }
+}
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) wg : vec3<u32>,
@@ -153,10 +203,16 @@ fn main(
             break;
         }
     }
-    if (top_r > 1e24 / top_c) {
+    let size_$o = [[max i: abs(h_$o_$i)]];
+    let size = [[max o: size_$o]];
+    if (size > {{HUGE}} || top_r > 1e24 / top_c) {
         z[$o * {{N}} + $i] = h_$o_$i;
         d[$o * {{N}} + $i] = g_$o_$i;
-        log_domain(p.iterations);
+        if (size > {{HUGE}}) {
+            huge_logits(p.iterations);
+        } else {
+            log_domain(p.iterations);
+        }
         let y_$o_$i = d[$o * {{N}} + $i];
 {{STORE}}
         return;

@@ -34,6 +34,7 @@ pub mod diagnose;
 pub mod export;
 pub mod gpu;
 pub mod graph;
+pub mod memory;
 pub mod model;
 pub mod ops;
 mod par;

@@ -143,7 +143,11 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
         }
         // rarely: a long field
         _ if below(200) == 0 => drop(bytes.splice(at..at, std::iter::repeat_n(b'7', 150_000))),
-        _ => bytes.swap(at.min(bytes.len().saturating_sub(1)), 0),
+        _ if bytes.is_empty() => {}
+        _ => {
+            let last = bytes.len() - 1;
+            bytes.swap(at.min(last), 0);
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The rows of a run: files opened, split, counted and encoded as the arguments and the configuration say.
 
+use std::fs::File;
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +19,7 @@ use crate::data::input::{self, Place};
 use crate::data::reader::{Labels, ReadOptions, Reader, Source, fit};
 use crate::data::schema::Schema;
 use crate::data::split::{Part, Split, SplitBy, cuts, parse_shares, time_of};
+use crate::data::temporary::Temporary;
 use crate::data::witness::Witness;
 use crate::data::{DataError, FittedEncoder};
 use crate::model::config::{self, Config, DataConfig};
@@ -45,33 +48,65 @@ pub struct Opened {
 
 /// What is known of a run that goes on.
 pub struct Known {
-    encoder: FittedEncoder,
+    encoder: Option<FittedEncoder>,
     split: Option<Split>,
 }
 
 impl Known {
-    /// Reads a run's vocabularies; they must be of the configuration's schema.
+    /// Reads a run's vocabularies, which must be of the configuration's schema; where the file is gone, they are counted
+    /// anew, and a checkpoint tells whether they are the same.
     pub fn load(vocab: &Path, cfg: &Config, split: Option<Split>) -> anyhow::Result<Known> {
+        if !vocab.exists() {
+            return Ok(Known { encoder: None, split });
+        }
         let encoder = FittedEncoder::load(vocab)?;
         encoder.check_schema(vocab, &schema(&cfg.data)?)?;
-        Ok(Known { encoder, split })
+        Ok(Known { encoder: Some(encoder), split })
     }
 }
 
-/// Files that are read more than once: standard input goes to a temporary file first.
-pub fn places(patterns: &[PathBuf]) -> anyhow::Result<(Vec<Place>, Option<tempfile::NamedTempFile>)> {
-    let mut places = input::places(patterns)?;
-    let mut spool = None;
+/// Files that are read more than once: standard input and pipes go to temporary files first.
+pub fn places(patterns: &[PathBuf]) -> anyhow::Result<(Vec<Place>, Vec<Temporary>)> {
+    spool(input::places(patterns)?, true)
+}
+
+/// Files that are read once: standard input is left as it is, pipes go to temporary files, as they are opened more often.
+pub fn places_once(patterns: &[PathBuf]) -> anyhow::Result<(Vec<Place>, Vec<Temporary>)> {
+    spool(input::places(patterns)?, false)
+}
+
+fn spool(mut places: Vec<Place>, stdin: bool) -> anyhow::Result<(Vec<Place>, Vec<Temporary>)> {
+    let mut spools = vec![];
     for place in &mut places {
-        if matches!(place, Place::Stdin) {
-            let to = "standard input: cannot be copied to a temporary file; set TMPDIR to a folder with room";
-            let mut file = tempfile::NamedTempFile::new().context(to)?;
-            std::io::copy(&mut std::io::stdin().lock(), file.as_file_mut()).context(to)?;
-            *place = Place::Spooled(file.path().to_path_buf());
-            spool = Some(file);
-        }
+        let name = place.name();
+        let mut from: Box<dyn Read> = match place {
+            Place::Stdin if stdin => {
+                if std::io::stdin().is_terminal() {
+                    eprintln!("{}: reads rows from the terminal; Ctrl-D ends them", name.display());
+                }
+                Box::new(std::io::stdin().lock())
+            }
+            Place::File(path) if input::is_pipe(path) => {
+                let path = &*path;
+                // before it is opened: that waits for whoever writes
+                eprintln!("{}: a pipe; copied to a temporary file first", name.display());
+                let open = File::open(path).map_err(|e| DataError::io(path, "read", e))?;
+                Box::new(open)
+            }
+            _ => continue,
+        };
+        let to = || {
+            format!(
+                "{}: cannot be copied to a temporary file; set TMPDIR to a folder with room",
+                name.display()
+            )
+        };
+        let (copy, mut file) = Temporary::copy_of_input().with_context(to)?;
+        std::io::copy(&mut from, &mut file).with_context(to)?;
+        *place = Place::Spooled(copy.path().to_path_buf(), name);
+        spools.push(copy);
     }
-    Ok((places, spool))
+    Ok((places, spools))
 }
 
 /// A source of the configuration's format. Criteo's columns are assumed only where the files are Criteo's.
@@ -141,7 +176,8 @@ pub fn open(
     let header = train.open(&schema)?.header();
     train.format.header = train.format.header.or(header);
     train.witness = Some(Witness::default());
-    let split = match (&known, args.split.as_deref()) {
+    let decided = known.as_ref().filter(|k| k.encoder.is_some() || k.split.is_some());
+    let split = match (decided, args.split.as_deref()) {
         (Some(known), _) => known.split.clone(),
         (None, Some(shares)) => Some(split(shares, args.split_by.as_deref(), &train, &schema)?),
         (None, None) => None,
@@ -149,8 +185,8 @@ pub fn open(
     let part = |p: Part| split.as_ref().map(|s| train.part(s, p));
     let training = part(Part::Train).unwrap_or_else(|| train.clone());
 
-    let encoder = match known {
-        Some(known) => known.encoder,
+    let encoder = match known.and_then(|known| known.encoder) {
+        Some(encoder) => encoder,
         None => {
             let (encoder, skipped) = fit(&training, &schema)?;
             report_skipped(Path::new(&train.name()), &skipped);
@@ -162,6 +198,17 @@ pub fn open(
     }
     if encoder.positives == 0 || encoder.positives == encoder.rows {
         return Err(one_class(&training, &encoder));
+    }
+    if let (Some([all, _]), Some(weight)) = (encoder.weights, &schema.weight)
+        && all <= 0.0
+    {
+        bail!(
+            "{}: column {}: the weights of all {} rows are 0, so that no row counts; give it another kind than weight, or \
+             correct the values",
+            train.name(),
+            weight,
+            encoder.rows
+        );
     }
     let encoder = Arc::new(encoder);
     let validating = match part(Part::Valid) {
@@ -250,10 +297,10 @@ fn one_class(source: &Source, encoder: &FittedEncoder) -> anyhow::Error {
     )
 }
 
-static KEPT: std::sync::Mutex<Vec<tempfile::NamedTempFile>> = std::sync::Mutex::new(vec![]);
+static KEPT: std::sync::Mutex<Vec<Temporary>> = std::sync::Mutex::new(vec![]);
 
-/// Leaves a temporary file to the end of the command.
-fn keep(spool: Option<tempfile::NamedTempFile>) {
+/// Leaves temporary files to the end of the command.
+fn keep(spool: Vec<Temporary>) {
     KEPT.lock().unwrap_or_else(|e| e.into_inner()).extend(spool);
 }
 

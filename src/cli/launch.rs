@@ -66,6 +66,11 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Whether what the ranks print is JSON as well; else it is no part of `launch --json`'s output.
+fn speaks_json(args: &LaunchArgs) -> bool {
+    args.program.is_none() && args.command.iter().any(|word| word == "--json")
+}
+
 /// The launcher that the arguments and the environment ask for.
 fn launcher(args: &LaunchArgs, env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Launcher> {
     let (nproc, nnodes) = (usize::from(args.nproc), usize::from(args.nnodes));
@@ -133,7 +138,11 @@ fn launcher(args: &LaunchArgs, env: &dyn Fn(&str) -> Option<String>) -> anyhow::
         max_restarts: args.max_restarts,
         grace: Duration::from_secs_f64(args.grace),
         output,
-        printer: Arc::new(Printer::standard()),
+        printer: Arc::new(if args.json && !speaks_json(args) {
+            Printer::messages()
+        } else {
+            Printer::standard()
+        }),
     })
 }
 

@@ -20,8 +20,10 @@ pub mod figure;
 pub mod files;
 pub mod gains;
 pub mod inspect;
+pub mod interrupt;
 pub mod launch;
 pub mod metrics;
+pub mod no_memory;
 pub mod output;
 pub mod plan;
 pub mod predict;
@@ -57,7 +59,13 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return report_usage(&e),
     };
+    no_memory::watch();
     start_logging();
+    crate::data::temporary::clear_copies();
+    // these two hear signals for their children
+    if !matches!(cli.command, Command::Launch(_) | Command::Sweep(_)) {
+        interrupt::watch();
+    }
     let done = dispatch(cli.command);
     data::clean();
     match done {

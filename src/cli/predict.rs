@@ -8,7 +8,7 @@ use crate::data::loader::{LoaderOptions, Order};
 use crate::data::metrics::sigmoid;
 use crate::data::reader::Labels;
 use crate::text::group;
-use crate::train::infer::LoadedRun;
+use crate::train::infer::{LoadedRun, check_scores};
 use crate::train::run::write_atomic;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -19,6 +19,22 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     predict(args).map_err(|e| super::data::hint_format(e, &args.read))
 }
 
+/// Refuses two columns of one name in the output.
+fn check_columns(columns: &[String]) -> anyhow::Result<()> {
+    for (i, name) in columns.iter().enumerate() {
+        anyhow::ensure!(
+            !columns[..i].contains(name),
+            "--columns {name}: given twice; each column is written once"
+        );
+        anyhow::ensure!(
+            !["score", "logit"].contains(&name.as_str()),
+            "--columns {name}: the output has a column of that name already, the model's; rename the file's column, or \
+             leave it out"
+        );
+    }
+    Ok(())
+}
+
 fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     let mut inputs: Vec<&Path> = args.data.iter().map(|d| d.as_path()).collect();
     inputs.push(&args.run);
@@ -27,6 +43,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         super::output::not_an_input(report, &inputs)?;
         anyhow::ensure!(*report != args.out, "{}: --out and --report name one file", report.display());
     }
+    check_columns(&args.columns)?;
     let stdout = args.out.as_os_str() == "-";
     let parquet = args.out.extension().is_some_and(|e| e == "parquet");
     let format = args.out_format.unwrap_or(if parquet { OutFormat::Parquet } else { OutFormat::Csv });
@@ -35,7 +52,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     super::eval::note_unfinished(&args.run);
     let encoder = run.inputs.encoder.clone();
     // the rows are read once: standard input needs no copy
-    let places = crate::data::input::places(&args.data)?;
+    let (places, _spool) = super::data::places_once(&args.data)?;
     let mut source = super::data::source(
         places,
         &args.read.over(&run.config)?,
@@ -57,6 +74,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         while let Some(batch) = loader.next() {
             let scored = batch.map_err(anyhow::Error::from).and_then(|b| {
                 let s = pollster::block_on(run.scorer.logits(&mut run.state, &b))?;
+                check_scores(&s, rows)?;
                 Ok((b, s))
             });
             let (batch, logits) = match scored {

@@ -229,10 +229,14 @@ pub fn config(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<C
 /// What several ranks cannot do.
 fn check(args: &TrainArgs) -> anyhow::Result<()> {
     ensure!(!args.debug_nan, "--debug-nan looks at one rank's operations; train without other ranks for it");
-    ensure!(
-        !args.data.train.iter().chain(&args.data.valid).any(|p| p.as_os_str() == "-"),
-        "several ranks cannot read standard input; write the rows to a file"
-    );
+    let given =
+        args.data.train.iter().chain(&args.data.valid).chain(&args.config.config).chain(&args.data.schema);
+    if let Some(pipe) = given.into_iter().find(|p| input::is_pipe(p)) {
+        let name = if pipe.as_os_str() == "-" { "standard input".into() } else { pipe.display().to_string() };
+        bail!(
+            "several ranks cannot read {name}, a pipe that can be read once only; write it to a file first"
+        );
+    }
     no_dashboard(args)
 }
 

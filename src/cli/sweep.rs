@@ -268,9 +268,12 @@ fn check_data(out: &Path, jobs: &[Job]) -> anyhow::Result<()> {
         })
     };
     let data = &job.args.data;
-    if data.train.iter().chain(&data.valid).any(|p| p.as_os_str() == "-") {
+    let given = data.train.iter().chain(&data.valid).chain(&job.args.config.config).chain(&data.schema);
+    if let Some(pipe) = given.into_iter().find(|p| crate::data::input::is_pipe(p)) {
+        let name =
+            if pipe.as_os_str() == "-" { "standard input (-)".into() } else { pipe.display().to_string() };
         bail!(
-            "a sweep reads its data once a run, which standard input (-) cannot be; write it to a file first"
+            "a sweep reads its files once a run, which {name} cannot be, as it is a pipe; write it to a file first"
         );
     }
     // what else decides the rows

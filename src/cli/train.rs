@@ -2,10 +2,11 @@
 
 use super::args::{DataArgs, OnBadRow, TrainArgs};
 use super::files::FileRecord;
-use super::{output, ranks};
+use super::{interrupt, output, ranks};
 use crate::collective::{Communicator, Wire};
 use crate::data::FittedEncoder;
 use crate::data::feed::Feed;
+use crate::data::input::is_pipe;
 use crate::data::reader::RowPolicy;
 use crate::data::rows::SkipReport;
 use crate::data::split::Split;
@@ -23,7 +24,6 @@ use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Runs the subcommand.
@@ -75,7 +75,7 @@ impl DataRecord {
             true => p.clone(),
             false => std::path::absolute(p).unwrap_or_else(|_| p.clone()),
         };
-        let piped = |files: &[PathBuf]| files.iter().any(|p| p.as_os_str() == "-");
+        let pipe = |files: &[PathBuf]| files.iter().find(|p| is_pipe(p)).cloned();
         let path = args.folder().join(DATA);
         let before: Option<DataRecord> = match (&args.resume, std::fs::read(&path)) {
             (None, _) => None,
@@ -106,10 +106,19 @@ impl DataRecord {
             );
         }
         // what was piped in is gone
-        ensure!(
-            args.resume.is_none() || !piped(&data.train),
-            "the run was trained on standard input, which cannot be read again; give the same rows as --train FILE"
-        );
+        for (files, option) in [(&data.train, "--train"), (&data.valid, "--valid")] {
+            if let (Some(_), Some(pipe)) = (&args.resume, pipe(files)) {
+                let name = if pipe.as_os_str() == "-" {
+                    "standard input".into()
+                } else {
+                    pipe.display().to_string()
+                };
+                bail!(
+                    "the run began with {option} {name}, a pipe, which cannot be read again; give the same rows as \
+                     {option} FILE"
+                );
+            }
+        }
         let size = |p: &PathBuf| std::fs::metadata(p).map_or(0, |m| m.len());
         let sizes: Vec<u64> = data.train.iter().map(size).collect();
         let device = match (args.device.device.as_str(), b) {
@@ -118,7 +127,7 @@ impl DataRecord {
         };
         if let Some(b) = b
             && b.sizes != sizes
-            && !piped(&b.data.train)
+            && pipe(&b.data.train).is_none()
             && data.train.iter().all(|p| p.exists())
         {
             bail!(
@@ -205,7 +214,9 @@ fn open_data(
     spinner: &ProgressBar,
 ) -> anyhow::Result<super::data::Opened> {
     let vocab = args.folder().join(VOCAB);
-    let known = (args.resume.is_some() && vocab.exists())
+    let known = args
+        .resume
+        .is_some()
         .then(|| super::data::Known::load(&vocab, cfg, record.split.clone()))
         .transpose()?;
     let data = super::data::open(&record.data, cfg, known, spinner)?;
@@ -248,7 +259,7 @@ fn train_beside(args: &TrainArgs, comm: &Communicator) -> anyhow::Result<()> {
     let mut report = Console::new(args, &cfg, data.encoder.rows);
     // of threads the first rank does it, and says so
     if !ranks::is_thread(comm) {
-        end_gracefully(args.quiet);
+        interrupt::ask(args.quiet);
     }
     let mut store = BesideStore::new(args.folder());
     pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut report))?;
@@ -296,6 +307,10 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     if resumed.is_none() {
         folder.begin(&cfg)?;
         encoder.save(&folder.vocab_path())?;
+    } else if !folder.vocab_path().exists() {
+        // the checkpoint has their checksum: they are the same
+        encoder.save(&folder.vocab_path())?;
+        say(format!("{}: was gone; made again from the training rows", folder.vocab_path().display()));
     }
     let text = serde_json::to_vec_pretty(&record)?;
     write_atomic(&folder.data_path(), |w| w.write_all(&text))?;
@@ -323,7 +338,7 @@ fn train_first(args: &TrainArgs, comm: Option<&Communicator>) -> anyhow::Result<
     let world = comm.map_or(1, Communicator::world);
     report.start(trainer.progress().batch * (cfg.train.batch * world) as u64);
     let mut store = folder.store()?;
-    end_gracefully(false);
+    interrupt::ask(false);
     let summary =
         pollster::block_on(trainer.run(data.train.clone(), data.valid.clone(), &mut store, &mut report));
     report.bar.finish_and_clear();
@@ -434,26 +449,6 @@ fn went_past_a_checkpoint(log: &Path) -> bool {
     kinds.by_ref().any(|l| l["type"] == "eval") && kinds.any(|l| l["type"] == "step")
 }
 
-/// Set by the first Ctrl-C (or SIGTERM).
-static STOP: AtomicBool = AtomicBool::new(false);
-
-/// From here on the first Ctrl-C ends the run after the step in progress, with a checkpoint to go on from; the
-/// second ends the program at once.
-fn end_gracefully(quiet: bool) {
-    let set = ctrlc::set_handler(move || {
-        if STOP.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-        if quiet {
-            return;
-        }
-        eprintln!("\ninterrupted: saving a checkpoint; once more to quit at once");
-    });
-    if let Err(e) = set {
-        tracing::debug!("no handler for Ctrl-C: {e}");
-    }
-}
-
 /// The reader's policy for `--on-bad-row`.
 pub fn row_policy(word: OnBadRow) -> RowPolicy {
     match word {
@@ -543,7 +538,7 @@ impl Report for Console {
     }
 
     fn interrupt(&mut self) -> bool {
-        STOP.load(Ordering::SeqCst)
+        interrupt::asked()
     }
 
     fn event(&mut self, e: &Event) -> anyhow::Result<()> {

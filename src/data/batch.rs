@@ -8,6 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::DataError;
+use super::fit::Fit;
+use super::lengths::Lengths;
 use super::rows::{ListIds, Rows};
 use crate::ops::embedding::Pool;
 use crate::ops::sparse_index::SparseIndex;
@@ -35,12 +37,29 @@ pub struct PooledLayout {
     pub bags: Vec<Bag>,
     /// The mean of a bag's rows rather than their sum.
     pub mean: bool,
+    /// How long the lists of each multi-valued column are, by its place among these; empty where that is not known.
+    pub lengths: Vec<Lengths>,
 }
 
 impl PooledLayout {
     /// Ids of an example, at most.
     pub fn capacity(&self) -> usize {
-        self.bags.iter().map(|b| if let Bag::List { most, .. } = b { *most as usize } else { 1 }).sum()
+        self.bags.iter().map(Bag::most).sum()
+    }
+
+    /// Ids of a batch of `rows` examples, N. No batch of training rows has more; one of other rows may, and ends early
+    /// ([`Fit`]). One example always fits.
+    pub fn ids(&self, rows: usize) -> usize {
+        let of = |bag: &Bag| {
+            let most = rows.saturating_mul(bag.most());
+            match bag {
+                Bag::List { column, most: each } => {
+                    self.lengths.get(*column).map_or(most, |l| l.longest(rows, *each).min(most))
+                }
+                Bag::Single(_) => most,
+            }
+        };
+        self.bags.iter().map(of).fold(0, usize::saturating_add).max(self.capacity())
     }
 }
 
@@ -56,6 +75,13 @@ pub enum Bag {
         /// Ids that count, the first ones.
         most: u32,
     },
+}
+
+impl Bag {
+    /// Ids of an example, at most.
+    pub fn most(&self) -> usize {
+        if let Bag::List { most, .. } = self { *most as usize } else { 1 }
+    }
 }
 
 impl GroupLayout {
@@ -89,13 +115,16 @@ impl GroupLayout {
     }
 
     /// Ids of a batch of `capacity` examples, at most: N.
-    fn ids(&self, capacity: usize) -> usize {
-        capacity * self.pooled.as_ref().map_or(self.columns.len(), PooledLayout::capacity)
+    pub fn ids(&self, capacity: usize) -> usize {
+        match &self.pooled {
+            None => capacity * self.columns.len(),
+            Some(pooled) => pooled.ids(capacity),
+        }
     }
 }
 
-/// The ids of one group in a batch. B = batch capacity, C = columns of the group, N = B·C; of a pooled table N = B
-/// times the ids of an example at most, R = B times its bags.
+/// The ids of one group in a batch. B = batch capacity, C = columns of the group, N = B·C; of a pooled table N =
+/// [`PooledLayout::ids`], R = B times its bags.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SparseIds {
     /// `[B, C]`, rows of the packed table; padding rows hold each column's out-of-vocabulary row. `[N]` of a pooled
@@ -216,8 +245,8 @@ impl BatchBuilder {
             if let Some(c) = g.columns.iter().chain(bags).find(|&&c| c >= columns) {
                 return fail(format!("an embedding group names column {c}, the data has {columns}"));
             }
-            let most = g.pooled.as_ref().map_or(0, PooledLayout::capacity);
-            if capacity.checked_mul(most).is_none_or(|n| n >= u32::MAX as usize) {
+            if let Some(pooled) = g.pooled.as_ref().filter(|p| p.ids(capacity) >= u32::MAX as usize) {
+                let most = pooled.capacity();
                 return fail(format!(
                     "{capacity} rows a batch are too many for lists of {most} values; use a smaller batch, or set the column's max_length"
                 ));
@@ -233,6 +262,11 @@ impl BatchBuilder {
             spare: Vec::new(),
             index: SparseIndex::default(),
         })
+    }
+
+    /// Which rows come together in a batch.
+    pub fn fit(&self) -> Fit {
+        Fit::new(self.capacity, Arc::clone(&self.groups))
     }
 
     /// Gives a batch's memory back.
@@ -503,8 +537,11 @@ mod tests {
         data.weights = vec![0.5, 1.0, 2.0];
         data.groups = vec![7, 7, 8];
         data.lists = vec![ListIds { ends: vec![3, 3, 4], ids: vec![5, 6, 5, 8] }];
-        let layout =
-            PooledLayout { bags: vec![Bag::Single(0), Bag::List { column: 0, most: 2 }], mean: true };
+        let layout = PooledLayout {
+            bags: vec![Bag::Single(0), Bag::List { column: 0, most: 2 }],
+            mean: true,
+            lengths: vec![],
+        };
         let groups: Arc<[GroupLayout]> = [GroupLayout::pooled(9, layout)].into();
         let mut builder = BatchBuilder::new(4, 1, 1, groups).unwrap();
         let batch = builder.gather(&data, &[2, 0, 1]);

@@ -17,6 +17,7 @@ use super::input::Place;
 use super::packed::{pack, unpack};
 use super::reader::Source;
 use super::rows::{Rows, SkipReport};
+use super::temporary::Temporary;
 
 /// A file is its blocks, each behind its length; what was found; a checksum of that; the length of the blocks; this.
 const MAGIC: &[u8; 8] = b"bkrows\x00\x03";
@@ -189,7 +190,7 @@ impl CacheReader {
 pub(crate) struct CacheWriter {
     cache: Cache,
     blocks: Vec<Vec<u8>>,
-    file: Option<(PathBuf, BufWriter<File>)>,
+    file: Option<(Temporary, BufWriter<File>)>,
     failed: Option<std::io::Error>,
 }
 
@@ -206,9 +207,9 @@ impl CacheWriter {
         };
         let result = (|| {
             if self.file.is_none() {
-                let temporary = path.with_extension(format!("tmp-{}", super::unique()));
-                self.file =
-                    Some((temporary.clone(), BufWriter::with_capacity(1 << 20, File::create(temporary)?)));
+                let temporary = Temporary::beside(path);
+                let file = File::create(temporary.path())?;
+                self.file = Some((temporary, BufWriter::with_capacity(1 << 20, file)));
             }
             if let Some((_, file)) = &mut self.file {
                 file.write_all(&(block.len() as u64).to_le_bytes())?;
@@ -228,12 +229,9 @@ impl CacheWriter {
             }
             Cache::File(path) => {
                 let result = match (self.failed.take(), self.file.take()) {
-                    (Some(e), file) => {
-                        file.map(|f| std::fs::remove_file(f.0));
-                        Err(e)
-                    }
-                    (None, Some((temporary, file))) => whole(&path, &temporary, file, &found)
-                        .inspect_err(|_| _ = std::fs::remove_file(&temporary)),
+                    // a pass that was not whole leaves nothing
+                    (Some(e), _) => Err(e),
+                    (None, Some((temporary, file))) => whole(&path, temporary, file, &found),
                     (None, None) => Ok(()),
                 };
                 if let Err(e) = result {
@@ -244,17 +242,8 @@ impl CacheWriter {
     }
 }
 
-impl Drop for CacheWriter {
-    fn drop(&mut self) {
-        if let Some((path, _)) = self.file.take() {
-            // a pass that was not whole leaves nothing
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
 /// Ends the file and gives it its final name.
-fn whole(path: &Path, temporary: &Path, mut file: BufWriter<File>, found: &Found) -> std::io::Result<()> {
+fn whole(path: &Path, temporary: Temporary, mut file: BufWriter<File>, found: &Found) -> std::io::Result<()> {
     let blocks = file.stream_position()?;
     let found = serde_json::to_vec(found)?;
     file.write_all(&found)?;
@@ -262,7 +251,7 @@ fn whole(path: &Path, temporary: &Path, mut file: BufWriter<File>, found: &Found
     file.write_all(&blocks.to_le_bytes())?;
     file.write_all(MAGIC)?;
     file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-    std::fs::rename(temporary, path)
+    temporary.rename(path)
 }
 
 /// A hash of all that decides the encoded rows.
@@ -278,7 +267,7 @@ fn key(source: &Source, encoder: &FittedEncoder) -> Result<u128, DataError> {
                 let problem = "standard input cannot be cached; write it to a file first".into();
                 return Err(DataError::Format { path, problem });
             }
-            Place::File(file) | Place::Spooled(file) => {
+            Place::File(file) | Place::Spooled(file, _) => {
                 let mut file = File::open(file).map_err(|e| DataError::io(&path, "read", e))?;
                 loop {
                     let n = file.read(&mut buffer).map_err(|e| DataError::io(&path, "read", e))?;

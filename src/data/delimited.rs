@@ -528,7 +528,7 @@ mod tests {
             }
             let columns = schema.categorical.iter();
             let columns = columns.map(|c| ColumnEncoder::new(c, known.clone()).unwrap()).collect();
-            let encoder = FittedEncoder { schema, columns, rows: 1, positives: 0, weights: None, profile: None };
+            let encoder = FittedEncoder { schema, columns, rows: 1, positives: 0, weights: None, lengths: vec![], profile: None };
             let said = |problems: Problems| -> Vec<String> {
                 problems.iter().map(|(line, problem)| format!("{line}: {problem}")).collect()
             };

@@ -362,7 +362,7 @@ fn column(name: String, kind: &'static str, train: (u64, u64), here: (u64, u64))
 
 /// The most frequent values, in words.
 fn known(encoder: &ColumnEncoder) -> String {
-    let ColumnEncoder::Vocabulary(values) = encoder else { return String::new() };
+    let ColumnEncoder::Vocabulary(values, _) = encoder else { return String::new() };
     let some: Vec<String> = (0..values.len().min(EXAMPLES)).map(|i| quoted(values.value(i))).collect();
     if some.is_empty() { String::new() } else { format!(" ({}, …)", some.join(", ")) }
 }

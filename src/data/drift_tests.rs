@@ -10,12 +10,7 @@ fn schema() -> Schema {
     let vocabulary = Encoding::Vocabulary { min_count: 2, max_size: None };
     let list = ListOptions { separator: '|', pooling: Pooling::Mean, max_length: 0 };
     Schema {
-        numeric: vec![NumericColumn {
-            name: "price".into(),
-            from: None,
-            transform: Transform::LOG_STANDARDIZE,
-            indicator: true,
-        }],
+        numeric: vec![NumericColumn::new("price", Transform::LOG_STANDARDIZE, true)],
         categorical: vec![
             CategoricalColumn::single("user", vocabulary),
             CategoricalColumn { list: Some(list), ..CategoricalColumn::single("tags", vocabulary) },

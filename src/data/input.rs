@@ -20,8 +20,8 @@ pub enum Place {
     File(PathBuf),
     /// Standard input, once.
     Stdin,
-    /// What standard input gave, in a file.
-    Spooled(PathBuf),
+    /// What standard input or a pipe gave, in a file; and as errors call it.
+    Spooled(PathBuf, PathBuf),
     /// Bytes under a name.
     Bytes(String, Arc<[u8]>),
 }
@@ -31,7 +31,8 @@ impl Place {
     pub fn name(&self) -> PathBuf {
         match self {
             Place::File(path) => path.clone(),
-            Place::Stdin | Place::Spooled(_) => STDIN.into(),
+            Place::Stdin => STDIN.into(),
+            Place::Spooled(_, name) => name.clone(),
             Place::Bytes(name, _) => name.into(),
         }
     }
@@ -39,7 +40,7 @@ impl Place {
     /// Opens it for reading from the start.
     fn raw(&self) -> Result<Box<dyn Read + Send>, DataError> {
         Ok(match self {
-            Place::File(path) | Place::Spooled(path) => {
+            Place::File(path) | Place::Spooled(path, _) => {
                 let file = std::fs::File::open(path).map_err(|e| DataError::io(&self.name(), "read", e))?;
                 if file.metadata().is_ok_and(|m| m.is_dir()) {
                     return Err(DataError::Directory { path: path.to_path_buf() });
@@ -76,7 +77,7 @@ impl Place {
     #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
     pub(crate) fn seekable(&self) -> Result<Seekable, DataError> {
         match self {
-            Place::File(path) | Place::Spooled(path) => {
+            Place::File(path) | Place::Spooled(path, _) => {
                 let file = std::fs::File::open(path).map_err(|e| DataError::io(&self.name(), "read", e))?;
                 Ok(Seekable::File(file))
             }
@@ -188,6 +189,19 @@ fn transcode(path: &Path, _: Box<dyn Read + Send>, label: &str) -> Result<Box<dy
     Err(DataError::Format { path: path.to_path_buf(), problem })
 }
 
+/// Whether a path is a pipe or a terminal, whose content can be read once only: standard input, a FIFO, a shell's
+/// `<(…)`, also one that is gone since.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn is_pipe(path: &Path) -> bool {
+    if path.as_os_str() == "-" || path == Path::new("/dev/stdin") {
+        return true;
+    }
+    match std::fs::metadata(path) {
+        Ok(meta) => !meta.is_file() && !meta.is_dir(),
+        Err(_) => path.starts_with("/dev/fd") || path.starts_with("/proc"),
+    }
+}
+
 /// Files for patterns: `-` is standard input, `*`, `?` and `[…]` match names, in sorted order; a pattern that
 /// matches nothing is an error.
 #[cfg(not(target_arch = "wasm32"))]
@@ -195,7 +209,7 @@ pub fn places(patterns: &[PathBuf]) -> Result<Vec<Place>, DataError> {
     let mut places = Vec::new();
     for pattern in patterns {
         let text = pattern.to_string_lossy();
-        if text == "-" {
+        if text == "-" || text == "/dev/stdin" {
             places.push(Place::Stdin);
         } else if pattern.exists() || !text.contains(['*', '?', '[']) {
             places.push(Place::File(pattern.clone()));

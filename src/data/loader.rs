@@ -33,13 +33,14 @@ impl Loader {
         options: LoaderOptions,
     ) -> Result<Loader, DataError> {
         let builder = BatchBuilder::new(options.batch, data.rows.features, data.rows.columns, groups)?;
+        let fit = builder.fit();
         Loader::start(builder, options, move |mut out| {
             let n = data.rows.len();
             let order = match order {
                 Order::Sequential => None,
                 Order::Shuffled { seed, epoch } => Some(permutation(n as u32, seed, epoch)),
             };
-            for (total, range) in options.batches(n).skip(options.skip) {
+            for (total, range) in fit.batches(&data.rows, order.as_deref(), n, options).skip(options.skip) {
                 let sent = out.send(total, |builder| match &order {
                     Some(order) => builder.gather(&data.rows, &order[range]),
                     None => builder.range(&data.rows, range),
@@ -64,18 +65,20 @@ impl Loader {
         let rows = Stream::open(&files)?;
         let empty = files.encoder.empty_rows();
         let builder = BatchBuilder::new(options.batch, empty.features, empty.columns, groups)?;
+        let fit = builder.fit();
         Loader::start(builder, options, move |mut out| {
             let (blocks, read) = sync_channel::<Block>(0);
             std::thread::scope(|scope| {
                 let reader = scope.spawn(move || rows.blocks(&files, order, options.together(), &blocks));
                 let mut skip = options.skip;
                 'blocks: for block in &read {
-                    for (total, range) in options.batches(block.whole) {
+                    let order = block.order.as_deref();
+                    for (total, range) in fit.batches(&block.rows, order, block.whole, options) {
                         if skip > 0 {
                             skip -= 1;
                             continue;
                         }
-                        let sent = out.send(total, |builder| match &block.order {
+                        let sent = out.send(total, |builder| match order {
                             Some(order) => builder.gather(&block.rows, &order[range]),
                             None => builder.range(&block.rows, range),
                         });

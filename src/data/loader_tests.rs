@@ -1,10 +1,12 @@
 use super::*;
+use crate::data::batch::{Bag, PooledLayout};
 use crate::data::cache::Cache;
 use crate::data::criteo;
 use crate::data::feed::Files;
 use crate::data::input::Place;
+use crate::data::lengths::Lengths;
 use crate::data::reader::{Labels, ReadOptions, RowPolicy, Source};
-use crate::data::rows::Rows;
+use crate::data::rows::{ListIds, Rows};
 use crate::data::schema::{Encoding, Schema, Transform};
 use proptest::prelude::*;
 
@@ -74,6 +76,82 @@ proptest! {
             }
             prop_assert!(there.next().is_none());
         }
+    }
+}
+
+/// Rows with one list each, so long.
+fn lists(lengths: &[u32]) -> Arc<Dataset> {
+    let mut rows = Rows { lists: vec![ListIds::default()], ..Rows::new(1, 0) };
+    for (i, &n) in lengths.iter().enumerate() {
+        rows.numeric.push(i as f32);
+        rows.labels.push((i % 2) as u8);
+        rows.lists[0].ids.extend((0..n).map(|k| k % 50));
+        let end = rows.lists[0].ids.len() as u32;
+        rows.lists[0].ends.push(end);
+    }
+    Arc::new(Dataset { rows, labelled: true, skipped: SkipReport::default() })
+}
+
+/// Their table, as training rows with these lengths give it room.
+fn bags(training: &[u32]) -> Arc<[GroupLayout]> {
+    let mut lengths = Lengths::default();
+    training.iter().for_each(|&n| lengths.push(n));
+    let most = training.iter().copied().max().unwrap_or(1).max(1);
+    let (bags, lengths) = (vec![Bag::List { column: 0, most }], vec![lengths]);
+    [GroupLayout::pooled(50, PooledLayout { bags, mean: false, lengths })].into()
+}
+
+proptest! {
+    /// A batch of training rows is never cut; one of others ends early instead of failing, on all ranks alike, and no
+    /// row is lost.
+    #[test]
+    fn lists_that_do_not_fit_come_with_the_next_batch(
+        training in prop::collection::vec(prop_oneof![5 => 0u32..4, 1 => 0u32..90], 1..60),
+        others in prop::collection::vec(prop_oneof![1 => 0u32..4, 1 => 0u32..90], 0..60),
+        batch in 1usize..12,
+        ranks in 1usize..4,
+        skip in 0usize..3,
+    ) {
+        let groups = bags(&training);
+        let shuffled = Order::Shuffled { seed: 5, epoch: 1 };
+        let whole = Loader::dataset(lists(&training), groups.clone(), shuffled, LoaderOptions::new(batch)).unwrap();
+        let rows: Vec<usize> = whole.map(|b| b.unwrap().rows).collect();
+        prop_assert_eq!(rows.len(), training.len().div_ceil(batch));
+
+        for order in [Order::Sequential, shuffled] {
+            let options = LoaderOptions { skip, ..LoaderOptions::new(batch) };
+            let mut here = Loader::dataset(lists(&others), groups.clone(), order, options).unwrap();
+            let mut there = super::web::Loader::dataset(lists(&others), groups.clone(), order, options).unwrap();
+            while let Some(a) = here.next() {
+                let (a, b) = (a.unwrap(), there.next().unwrap().unwrap());
+                prop_assert_eq!(format!("{a:?}"), format!("{b:?}"));
+                here.recycle(a);
+                there.recycle(b);
+            }
+            prop_assert!(there.next().is_none());
+        }
+
+        let of = |rank| {
+            let options = LoaderOptions { rank, ranks, ..LoaderOptions::new(batch) };
+            let loader = Loader::dataset(lists(&others), groups.clone(), Order::Sequential, options).unwrap();
+            loader.map(Result::unwrap).collect::<Vec<Batch>>()
+        };
+        let all: Vec<Vec<Batch>> = (0..ranks).map(of).collect();
+        let mut seen = vec![];
+        for (at, first) in all[0].iter().enumerate() {
+            let now: Vec<&Batch> = all.iter().map(|b| &b[at]).collect();
+            prop_assert_eq!(now.iter().map(|b| b.rows).sum::<usize>(), first.total);
+            for b in now {
+                prop_assert_eq!((b.total, b.groups[0].ids.len()), (first.total, groups[0].ids(batch)));
+                let most = training.iter().copied().max().unwrap_or(0).max(1) as usize;
+                let ids: usize = (0..b.rows).map(|r| b.lists[0].row(r).len().min(most)).sum();
+                prop_assert!(ids <= b.groups[0].ids.len());
+                seen.extend(b.numeric[..b.rows].iter().map(|v| *v as usize));
+            }
+        }
+        prop_assert!(all.iter().all(|b| b.len() == all[0].len()));
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..others.len()).collect::<Vec<_>>());
     }
 }
 

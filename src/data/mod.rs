@@ -13,11 +13,14 @@ pub mod drift;
 pub mod encoder;
 pub mod error;
 pub mod feed;
+pub mod fit;
+pub mod fitter;
 pub mod format;
 mod guess;
 mod header;
 pub mod input;
 pub mod label;
+pub mod lengths;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod loader;
 #[cfg(target_arch = "wasm32")]
@@ -41,6 +44,7 @@ pub mod sparse;
 pub mod split;
 pub mod survey;
 pub mod synth;
+pub mod temporary;
 pub mod value;
 pub mod vocab;
 pub mod witness;
@@ -78,22 +82,13 @@ fn replace_file<T>(path: &Path, write: impl FnOnce(File) -> io::Result<T>) -> Re
         return File::options().append(true).open(path).and_then(write).map_err(fail);
     }
     let target = if path.is_symlink() { path.canonicalize().map_err(fail)? } else { path.to_path_buf() };
-    let Some(name) = target.file_name() else {
+    if target.file_name().is_none() {
         return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name")));
-    };
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = target.with_file_name(temporary);
-    let result = File::create(&temporary).and_then(write).and_then(|value| {
-        std::fs::rename(&temporary, &target)?;
-        Ok(value)
-    });
-    result.map_err(|e| {
-        // The error that led here is the one to report.
-        let _ = std::fs::remove_file(&temporary);
-        fail(e)
-    })
+    }
+    let temporary = temporary::Temporary::beside(&target);
+    let value = File::create(temporary.path()).and_then(write).map_err(fail)?;
+    temporary.rename(&target).map_err(fail)?;
+    Ok(value)
 }
 
 #[cfg(all(test, unix))]

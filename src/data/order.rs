@@ -48,13 +48,12 @@ impl LoaderOptions {
         self.batch * self.ranks
     }
 
-    /// The batches of `n` rows: how many rows all ranks have together, and this rank's, as even as can be, the last ones
-    /// of an epoch too.
-    pub fn batches(self, n: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    /// `n` rows by steps of all ranks: each rank's, as even as can be, the last ones of an epoch too.
+    pub fn shares(self, n: usize) -> impl Iterator<Item = Vec<Range<usize>>> {
         (0..n).step_by(self.together()).map(move |start| {
             let total = self.together().min(n - start);
             let bound = |rank| start + total * rank / self.ranks;
-            (total, bound(self.rank)..bound(self.rank + 1))
+            (0..self.ranks).map(|rank| bound(rank)..bound(rank + 1)).collect()
         })
     }
 }

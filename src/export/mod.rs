@@ -19,7 +19,7 @@ use crate::train::checkpoint::{self, Checkpoint, CheckpointMeta, TensorRef, Tens
 use crate::train::infer::{Inputs, tensor_specs};
 use crate::train::resume::STATE;
 use crate::train::run::{RunFolder, shard_step, write_atomic};
-use crate::train::sharded;
+use crate::train::{sharded, trained_as};
 use anyhow::{Context, bail};
 use prost::Message;
 use proto::{
@@ -236,13 +236,14 @@ impl TrainedRun {
         let run = if step.is_none() { RunFolder::open(path)? } else { RunFolder::look(path)? };
         let config = run.read_config()?;
         let encoder = Arc::new(FittedEncoder::load(&run.vocab_path())?);
-        let inputs = Inputs::new(encoder, &config, &Device::Cpu)?;
-        let m = inputs.model(&config, dims::BATCHES[0], false)?;
-        let specs = tensor_specs(&m.params);
         let file = match step {
             None => run.weights_path(),
             Some(step) => weights_of_step(path, step)?,
         };
+        trained_as::check(&run.config_path(), &config, &checkpoint::read_header(&file)?.meta)?;
+        let inputs = Inputs::new(encoder, &config, &Device::Cpu)?.in_multiples();
+        let m = inputs.model(&config, dims::BATCHES[0], false)?;
+        let specs = tensor_specs(&m.params);
         let ck = load(&file, &specs)?;
         let weights = specs.into_iter().zip(ck.tensors).map(|(spec, data)| Weight { spec, data }).collect();
         Ok(TrainedRun { config, inputs, meta: ck.meta, weights, vocab: run.vocab_path() })
@@ -280,6 +281,7 @@ impl TrainedRun {
             .map(|(c, rows)| serde_json::json!({"name": c.name, "rows": rows}))
             .collect();
         let mut m = self.meta.extra.clone();
+        m.remove(trained_as::CONFIG);
         let (mut ids, mut bags) = (vec![], serde_json::Map::new());
         for table in &self.inputs.features.tables {
             match table.pooled {

@@ -205,10 +205,14 @@ fn choose(
             })
         }
         DeviceChoice::Named(name) => {
-            if let Ok(index) = name.parse::<usize>()
-                && index < infos.len()
-            {
-                return Ok(Some(index));
+            let digits = name.bytes().all(|b| b.is_ascii_digit());
+            let index = name.parse::<usize>().ok().filter(|i| digits && *i < infos.len());
+            // such a short one is a number, not the 1 of "LLVM 15"; 4090 may be a part of a name
+            if index.is_some() || digits && name.len() <= 2 {
+                let no = || {
+                    none("no adapter has that number; give one of those that are there, or a part of a name")
+                };
+                return index.map(Some).ok_or_else(no);
             }
             let wanted = name.to_lowercase();
             infos
@@ -426,15 +430,22 @@ mod tests {
 
     #[test]
     fn names_numbers_and_errors() {
-        let all = [info("llvmpipe (LLVM 15)", wgpu::DeviceType::Cpu)];
+        let all = [
+            info("llvmpipe (LLVM 15)", wgpu::DeviceType::Cpu),
+            info("RTX 4090", wgpu::DeviceType::DiscreteGpu),
+        ];
         let named = |n: &str| choose(&DeviceChoice::Named(n.to_string()), 0, &all);
         assert_eq!(named("LLVMpipe"), Ok(Some(0)));
         assert_eq!(named("0"), Ok(Some(0)));
-        // A number out of range may still be a part of a name, as 4090 is of a GeForce's.
-        assert_eq!(named("15"), Ok(Some(0)));
+        // a number out of range may still be a part of a name where it is long enough for one
+        assert_eq!(named("4090"), Ok(Some(1)));
+        for number in ["2", "15"] {
+            let text = named(number).unwrap_err().to_string();
+            assert!(text.contains("no adapter has that number"), "{text}");
+        }
         let text = named("geforce").unwrap_err().to_string();
         assert!(text.contains("geforce") && text.contains("llvmpipe"), "{text}");
-        let text = choose(&DeviceChoice::Gpu, 0, &all).unwrap_err().to_string();
+        let text = choose(&DeviceChoice::Gpu, 0, &all[..1]).unwrap_err().to_string();
         assert!(text.contains("0 = llvmpipe (LLVM 15) (software)"), "{text}");
         let text = choose(&DeviceChoice::Software, 0, &[]).unwrap_err().to_string();
         assert!(text.contains("found: none") && text.contains("mesa-vulkan-drivers"), "{text}");

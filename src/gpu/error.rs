@@ -42,6 +42,17 @@ pub enum GpuError {
         /// Its size; 0 where it is the driver that ran out.
         bytes: u64,
     },
+    /// This machine has no room for what a graph computes.
+    #[error(
+        "out of memory: the {what} needs {:.1} GB, more than are free; lower train.batch, train.eval_batch, train.diagnose_rows \
+         or model.width", *bytes as f64 / 1e9
+    )]
+    NoMemory {
+        /// The graph.
+        what: String,
+        /// Its values.
+        bytes: u64,
+    },
     /// A buffer or a launch exceeds what the device can ever do.
     #[error("{what} needs {needed}, over this device's {limit_name} of {limit}; {hint}")]
     TooLarge {

@@ -58,6 +58,22 @@ impl<T: Real> CpuProgram<T> {
     /// Plans and allocates. `keep` are the values that will be read.
     pub fn new(graph: Graph, keep: &[Tensor]) -> Self {
         let plan = plan(&graph, keep, &|_| vec![], &|op| op.may_alias());
+        Self::planned(graph, plan)
+    }
+
+    /// The same unless the machine has no memory for it: then how many bytes it takes.
+    pub fn new_within(graph: Graph, keep: &[Tensor]) -> Result<Self, u64> {
+        let plan = plan(&graph, keep, &|_| vec![], &|op| op.may_alias());
+        let inputs = graph.values.iter().filter(|v| matches!(v.source, Source::Input(_)));
+        let values = inputs.map(|v| v.shape.len()).chain(plan.buffers.iter().copied());
+        let bytes = values.fold(0u64, |sum, n| sum.saturating_add((n * size_of::<T>()) as u64));
+        match crate::memory::lacks(bytes as usize) {
+            Some(_) => Err(bytes),
+            None => Ok(Self::planned(graph, plan)),
+        }
+    }
+
+    fn planned(graph: Graph, plan: Plan) -> Self {
         let buffers = plan.buffers.iter().map(|&n| vec![T::ZERO; n]).collect();
         let mut inputs = HashMap::new();
         let mut constants = HashMap::new();

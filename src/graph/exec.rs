@@ -152,7 +152,11 @@ impl Program {
     ) -> Result<Program, GpuError> {
         let (g, kept) = fuse(graph, keep);
         Ok(match (device, state) {
-            (Device::Cpu, _) => Program::Cpu(Box::new(CpuProgram::new(g, &kept)), kept),
+            (Device::Cpu, _) => {
+                let program = CpuProgram::new_within(g, &kept);
+                let needed = |bytes| GpuError::NoMemory { what: label.into(), bytes };
+                Program::Cpu(Box::new(program.map_err(needed)?), kept)
+            }
             (Device::Gpu(gpu, caps), State::Gpu(s)) => {
                 Program::Gpu(Box::new(GpuProgram::new(gpu, caps, &g, &kept, s, label)?), kept)
             }

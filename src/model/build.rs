@@ -4,6 +4,7 @@ use super::config::{ConfigError, LayerPlan, ModelConfig, ResidualMode, TrainConf
 use super::layer::shortcut_layer;
 use super::params::{AttentionProbe, Builder, Dropouts, Init, Kind, Param};
 use super::residual::{Coefficients, collapse, expand, stream_layer};
+use crate::data::batch::GroupLayout;
 use crate::graph::{Graph, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
 use crate::ops::expr::{Bin, Expr, Un};
@@ -50,11 +51,14 @@ pub struct FeatureSpec {
 }
 
 impl FeatureSpec {
-    /// The same where the capacities of pooled tables are of one example: for batches of `batch` examples.
-    pub fn for_batch(&self, batch: usize) -> FeatureSpec {
+    /// The same where the capacities of pooled tables are of one example: for batches of `batch` examples. `groups` are
+    /// the tables' layouts.
+    pub fn for_batch(&self, batch: usize, groups: &[GroupLayout]) -> FeatureSpec {
         let mut features = self.clone();
-        for pooled in features.tables.iter_mut().filter_map(|t| t.pooled.as_mut()) {
-            pooled.capacity *= batch;
+        for (table, group) in features.tables.iter_mut().zip(groups) {
+            if let Some(pooled) = &mut table.pooled {
+                pooled.capacity = group.ids(batch);
+            }
         }
         features
     }

@@ -10,6 +10,8 @@
 //! instead of 2tn². It is exact while no scaling has grown so far that entries of K lost to underflow would
 //! count. Tokens where one has are done again: on the CPU in f64, on the device in the log domain, with
 //! potentials that are an integer and a factor near 1 each. An iteration that changes nothing is the last.
+//! Logits beyond [`HUGE`], where f32 has no such integers any more, are iterated in place as the definition says: what
+//! is near 0, which alone counts, then keeps its digits whatever the logits were.
 //!
 //! Backward, in the potentials ln r, ln c: with P = r K c after a row step, ρ[o] the adjoint of ln r[o]:
 //! dh -= ρ[o] P and γ[i] = -Σ_o ρ[o] P[o, i]; columns alike. The first row step subtracts from the incoming
@@ -23,6 +25,29 @@ use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
 use crate::par::*;
 use crate::{by_streams, cpu_both};
+
+/// Potentials are sums of up to 2·8 logits; of these they are whole numbers that f32 holds.
+pub(crate) const HUGE: f32 = 1e6;
+
+/// Halves of an iteration in place, of half of each logit: the difference of two finite numbers may be infinite, that of their
+/// halves is not.
+const HALF_STEP: &str = "
+fn columns_in_place() {
+    let z_$o_$i = {{W}}[$o * {{N}} + $i];
+    let m_$i = [[max o: z_$o_$i]];
+    let v_$o_$i = z_$o_$i - m_$i;
+    let l_$i = 0.5 * log([[+ o: exp(2.0 * max(v_$o_$i, -50.0))]]);
+    {{W}}[$o * {{N}} + $i] = v_$o_$i - l_$i;
+}
+
+fn rows_in_place() {
+    let z_$o_$i = {{W}}[$o * {{N}} + $i];
+    let m_$o = [[max i: z_$o_$i]];
+    let v_$o_$i = z_$o_$i - m_$o;
+    let l_$o = 0.5 * log([[+ i: exp(2.0 * max(v_$o_$i, -50.0))]]);
+    {{W}}[$o * {{N}} + $i] = v_$o_$i - l_$o;
+}
+";
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
@@ -108,7 +133,10 @@ fn launch(
     tokens: usize,
     bindings: Vec<Bind>,
 ) -> GpuLaunch {
+    let work = if label == "sinkhorn" { "z" } else { "w" };
     let source = template
+        .replace("{{HALF_STEP}}", &HALF_STEP.replace("{{W}}", work))
+        .replace("{{HUGE}}", &format!("{HUGE:.1}"))
         .replace("{{LOAD_H}}", &load_matrix("h", "h", n))
         .replace("{{LOAD_G}}", &load_matrix("g", "g", n))
         .replace("{{STORE}}", &store_matrix("y", "y", n))
@@ -363,6 +391,8 @@ mod tests {
             (4, 20, 100.0, 600),
             (5, 7, 20.0, 70),
             (8, 20, 100.0, 300),
+            (4, 20, 1e10, 40),
+            (2, 3, 3e38, 40),
         ] {
             check_device_with(
                 |g| {
@@ -377,6 +407,95 @@ mod tests {
                 scale,
                 5e-6,
             );
+        }
+    }
+
+    /// Logits of any finite size; where the answer is a permutation, or ties, it is that on every executor.
+    #[test]
+    fn huge_logits_give_doubly_stochastic_matrices() {
+        use crate::graph::exec::{Device, Program, State};
+        let mut devices = vec![Device::Cpu];
+        devices.extend(crate::graph::testing::software_device());
+        for (n, size) in [2, 3, 4, 8].into_iter().flat_map(|n| [1e7, 1e10, 1e20, 3e38].map(|s| (n, s))) {
+            let size: f32 = size;
+            // by token: one large entry a row; all alike; rows alike; two blocks of ties; all but one column small
+            let value = |token: usize, o: usize, i: usize| match token {
+                0 => {
+                    if i == (o + 1) % n {
+                        size
+                    } else {
+                        -size
+                    }
+                }
+                1 => size,
+                2 => {
+                    if o == 0 {
+                        size
+                    } else {
+                        -size
+                    }
+                }
+                3 => {
+                    if (o < n / 2) == (i < n / 2) {
+                        size
+                    } else {
+                        -0.5 * size
+                    }
+                }
+                4 => {
+                    if i == 0 {
+                        -size
+                    } else {
+                        3.0
+                    }
+                }
+                _ => {
+                    if i == o {
+                        0.0
+                    } else {
+                        -size * (1.0 + (o * n + i) as f32 / 64.0) / 2.5
+                    }
+                }
+            };
+            let want = |token: usize, o: usize, i: usize| match token {
+                0 => f32::from(u8::from(i == (o + 1) % n)),
+                3 if n % 2 == 0 => f32::from(u8::from((o < n / 2) == (i < n / 2))) * 2.0 / n as f32,
+                5 => f32::from(u8::from(i == o)),
+                3 => f32::NAN,
+                _ => 1.0 / n as f32,
+            };
+            let cells: Vec<(usize, usize, usize)> =
+                (0..6 * n * n).map(|k| (k / (n * n), k / n % n, k % n)).collect();
+            let h: Vec<f32> = cells.iter().map(|c| value(c.0, c.1, c.2)).collect();
+            let mut g = Graph::new();
+            let x = g.state("h", [6, n, n]);
+            let r = g.sinkhorn(x, 20);
+            let w = g.constant(r.shape(), noise(h.len(), 900));
+            let mut keep = g.gradients_from(&[(r, w)], &[x]);
+            keep.push(r);
+            let mut first: Option<Vec<f32>> = None;
+            for d in &devices {
+                let mut s = State::new(d);
+                s.set("h", &h).unwrap();
+                let mut p = Program::compile(d, &s, &g, &keep, "test").unwrap();
+                p.run(&mut s).unwrap();
+                let got = pollster::block_on(p.read(&[0, 1])).unwrap();
+                let what = format!("{}, n {n}, {size:e}", d.name());
+                for (c, y) in cells.iter().zip(&got[1]) {
+                    let want = want(c.0, c.1, c.2);
+                    assert!(
+                        y.is_finite() && (want.is_nan() || (y - want).abs() < 1e-5),
+                        "{what}, {c:?}: {y}, not {want}"
+                    );
+                }
+                for row in got[1].chunks(n) {
+                    assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5, "{what}: a row is {row:?}");
+                }
+                let first = first.get_or_insert_with(|| got[0].clone());
+                for ((c, a), b) in cells.iter().zip(&got[0]).zip(first) {
+                    assert!(a.is_finite() && (a - *b).abs() < 1e-5, "{what}, {c:?}: gradient {a}, not {b}");
+                }
+            }
         }
     }
 

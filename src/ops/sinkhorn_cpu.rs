@@ -6,6 +6,8 @@
 use bytemuck::Zeroable;
 use pulp::{Arch, Simd, WithSimd};
 
+use super::sinkhorn::HUGE;
+
 /// One token in f64.
 pub mod exact {
     /// The scalings may grow to this before entries of K lost to underflow count.
@@ -56,9 +58,10 @@ pub mod exact {
             for j in 0..n {
                 let at = |k: usize| if half % 2 == 0 { k * n + j } else { j * n + k };
                 let m = (0..n).map(|k| z[at(k)]).fold(f64::MIN, f64::max);
-                let s = m + (0..n).map(|k| (z[at(k)] - m).exp()).sum::<f64>().ln();
+                let s = (0..n).map(|k| (z[at(k)] - m).exp()).sum::<f64>().ln();
                 for k in 0..n {
-                    z[at(k)] -= s;
+                    // one after the other: beside a large maximum the logarithm would vanish
+                    z[at(k)] = (z[at(k)] - m) - s;
                 }
             }
             out.push(z.iter().map(|z| z.exp()).collect());
@@ -215,6 +218,10 @@ fn scale<S: Simd, const N: usize>(
     let mut x = spread::<S, N>(h, &mut buffer);
     // integers near the maxima: subtracting them is exact
     let magic = simd.splat_f32s(12_582_912.0);
+    let mut size = simd.abs_f32s(x[0][0]);
+    for x in x.as_flattened() {
+        size = simd.max_f32s(simd.abs_f32s(*x), size);
+    }
     let mut b = x[0];
     let mut a = x[0];
     for i in 0..N {
@@ -280,9 +287,11 @@ fn scale<S: Simd, const N: usize>(
     }
     let mut top = [0f32; WIDEST];
     S::as_mut_simd_f32s(&mut top).0[0] = simd.mul_f32s(top_r, top_c);
+    let mut sizes = [0f32; WIDEST];
+    S::as_mut_simd_f32s(&mut sizes).0[0] = size;
     let mut bad = 0;
-    for (l, t) in top.iter().enumerate().take(S::F32_LANES) {
-        bad |= u32::from(t.is_nan() || *t > LIMIT) << l;
+    for (l, (t, size)) in top.iter().zip(sizes).enumerate().take(S::F32_LANES) {
+        bad |= u32::from(t.is_nan() || *t > LIMIT || size > HUGE) << l;
     }
     Scaled { k, r0, c, r, bad }
 }

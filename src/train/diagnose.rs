@@ -79,8 +79,8 @@ impl Diagnoser {
             valid.loader(inputs.groups.clone(), Order::Sequential, options)?.next().transpose()
         };
         let Some(mut batch) = first(t.diagnose_rows)? else { return Ok(None) };
-        if batch.rows < t.diagnose_rows {
-            // padding would count as rows
+        // padding would count as rows; of a smaller batch the lists may have less room
+        while batch.rows < batch.capacity {
             batch = first(batch.rows)?.unwrap_or(batch);
         }
         let rows = batch.rows;

@@ -1,6 +1,7 @@
 //! Evaluations of a run: when weights are the best so far, and when patience has run out.
 
 use super::events::{Event, Interrupted, Report};
+use super::infer::NoScore;
 use super::progress::Best;
 use super::store::Store;
 use super::trainer::Trainer;
@@ -86,7 +87,16 @@ impl Trainer {
         self.progress.window.pause();
         let mut loader = self.valid_batches(valid)?;
         let begin = Instant::now();
-        let detail = self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await?;
+        let detail = match self.scorer.evaluate(&mut self.state, &mut loader, |_| (), report).await {
+            Err(e) if e.is::<NoScore>() => {
+                self.check_state().await?;
+                bail!(
+                    "the validation loss is not finite after step {}, though all weights are: {e}; lower train.lr",
+                    self.progress.step
+                );
+            }
+            other => other?,
+        };
         self.progress.times.evaluation += begin.elapsed().as_secs_f64();
         let metrics = detail.metrics.clone();
         let step = self.progress.step;

@@ -13,6 +13,7 @@ use crate::train::checkpoint::{self, Checkpoint, CheckpointError, TensorRef, Ten
 use crate::train::events::{Interrupted, Report};
 use crate::train::ranks::{Asking, Exchange, Ranks};
 use crate::train::tables::pack_tables;
+use crate::train::{memory, trained_as};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,10 +36,19 @@ impl Inputs {
         Ok(Inputs { encoder, groups: groups.into(), features })
     }
 
+    /// The same with room for as many ids a batch as its rows times those of an example at most: N is a multiple of the
+    /// batch, as an exported graph needs it.
+    pub fn in_multiples(mut self) -> Self {
+        let mut groups = self.groups.to_vec();
+        groups.iter_mut().filter_map(|g| g.pooled.as_mut()).for_each(|p| p.lengths.clear());
+        self.groups = groups.into();
+        self
+    }
+
     /// The forward graph; with `train` as it is trained ([`BuildOptions::new`]).
     pub fn model(&self, cfg: &Config, batch: usize, train: bool) -> Result<Model, ConfigError> {
         let p = self.encoder.click_rate();
-        let features = self.features.for_batch(batch);
+        let features = self.features.for_batch(batch, &self.groups);
         let options = BuildOptions::new(&cfg.train, train, (p / (1.0 - p)).ln());
         model_with(&cfg.model, &features, batch, &options)
     }
@@ -48,7 +58,7 @@ impl Inputs {
     /// The forward graph as it is trained, without index inputs.
     pub(super) fn model_without_index(&self, cfg: &Config, batch: usize) -> Result<Model, ConfigError> {
         let p = self.encoder.click_rate();
-        let features = self.features.for_batch(batch);
+        let features = self.features.for_batch(batch, &self.groups);
         let options = BuildOptions::new(&cfg.train, true, (p / (1.0 - p)).ln());
         model_with(&cfg.model, &features, batch, &BuildOptions { index: false, ..options })
     }
@@ -292,6 +302,25 @@ pub async fn run_with_pauses(
     Ok(())
 }
 
+/// A row whose score is no number.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "row {row}: its score is not finite (logit {logit}); its numbers are far outside those that the run was trained on, or the \
+     weights are damaged: look at the row with `birkhoff check`"
+)]
+pub struct NoScore {
+    /// From 1, bad rows that were skipped not counted.
+    pub row: u64,
+    /// What came of it.
+    pub logit: f32,
+}
+
+/// An error that names the first of some rows' logits that is not finite; `before` rows came before them.
+pub fn check_scores(logits: &[f32], before: u64) -> Result<(), NoScore> {
+    let first = logits.iter().position(|s| !s.is_finite());
+    first.map_or(Ok(()), |i| Err(NoScore { row: before + i as u64 + 1, logit: logits[i] }))
+}
+
 /// A model ready to score batches of a fixed size.
 pub struct Scorer {
     program: Program,
@@ -355,10 +384,15 @@ impl Scorer {
         mut progress: impl FnMut(usize),
         report: &mut dyn Report,
     ) -> anyhow::Result<Detail> {
-        let mut acc = MetricsAccumulator::new();
+        let (mut acc, mut rows) = (MetricsAccumulator::new(), 0);
         while let Some(batch) = loader.next() {
             let batch = batch?;
             let s = self.logits_with_pauses(state, &batch, report).await?;
+            // of several ranks all go on to where they add up: the sum tells
+            if self.over.is_none() {
+                check_scores(&s, rows)?;
+            }
+            rows += s.len() as u64;
             acc.push_batch(&s, &batch);
             progress(batch.rows);
             loader.recycle(batch);
@@ -394,8 +428,10 @@ impl LoadedRun {
     pub fn open(path: &Path, device: &Device) -> anyhow::Result<Self> {
         let run = crate::train::run::RunFolder::open(path)?;
         let encoder = FittedEncoder::load(&run.vocab_path())?;
-        let weights = run.weights_path();
-        Self::new(run.read_config()?, encoder, device, |specs| checkpoint::load(&weights, specs))
+        let (weights, config) = (run.weights_path(), run.read_config()?);
+        // before their shapes are compared, which say less
+        trained_as::check(&run.config_path(), &config, &checkpoint::read_header(&weights)?.meta)?;
+        Self::new(config, encoder, device, |specs| checkpoint::load(&weights, specs))
     }
 
     /// As [`LoadedRun::open`], from the contents of the run's files, for batches of `batch` rows.
@@ -420,7 +456,12 @@ impl LoadedRun {
     ) -> anyhow::Result<Self> {
         let inputs = Inputs::new(Arc::new(encoder), &config, device)?;
         let m = inputs.model(&config, config.train.eval_batch, false)?;
-        let ck = weights(&tensor_specs(&m.params))?;
+        let specs = tensor_specs(&m.params);
+        if device.is_cpu() {
+            memory::check_weights(specs.iter().map(|s| s.shape.iter().product::<usize>()).sum())?;
+        }
+        let ck = weights(&specs)?;
+        trained_as::check(Path::new(crate::train::run::CONFIG), &config, &ck.meta)?;
         let mut state = State::new(device);
         from_tensors(&m.params, ck.tensors, &mut state)?;
         let scorer = Scorer::new(&config, &inputs, device, &state)?;

@@ -30,4 +30,5 @@ pub mod tables;
 pub mod tally;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod tensorboard;
+pub(crate) mod trained_as;
 pub mod trainer;

@@ -302,7 +302,7 @@ impl Trainer {
         if from.verify(|_| true).is_err() {
             return Ok(());
         }
-        from.gather(&run.weights_path(), &self.specs, &self.best_meta())
+        from.gather(&run.weights_path(), &self.specs, &self.best_meta()?)
     }
 }
 
@@ -328,14 +328,14 @@ struct Offer {
 }
 
 /// A key with two values.
-struct Change {
-    key: String,
-    was: String,
-    is: String,
+pub(super) struct Change {
+    pub key: String,
+    pub was: String,
+    pub is: String,
 }
 
 /// The keys in which two configurations differ.
-fn differences(was: &Config, is: &Config) -> anyhow::Result<Vec<Change>> {
+pub(super) fn differences(was: &Config, is: &Config) -> anyhow::Result<Vec<Change>> {
     fn walk(key: String, a: &Value, b: &Value, out: &mut Vec<Change>) {
         let join = |k: &str| if key.is_empty() { k.to_string() } else { format!("{key}.{k}") };
         match (a, b) {

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::data::temporary::Temporary;
 use crate::diagnose::Snapshot;
 use crate::model::config::{Config, ConfigError};
 
@@ -224,7 +225,7 @@ impl RunFolder {
             // a kill at the very start leaves the beginning of a file
             empty &= name == OsStr::new(LOCK) || is_left_over(&name);
         }
-        if !empty && !Self::is_run(path) {
+        if !(empty || has(&path.join(CONFIG))? && Self::is_run(path)) {
             return Err(RunError::NotARun(name));
         }
         let lock = lock(path)?;
@@ -255,7 +256,7 @@ impl RunFolder {
             Ok(m) if !m.is_dir() => return Err(RunError::File(name)),
             Ok(_) => {}
         }
-        if !Self::is_run(path) {
+        if !(has(&path.join(CONFIG))? && Self::is_run(path)) {
             return Err(RunError::NotResumable(name));
         }
         let lock = lock(path)?;
@@ -291,7 +292,7 @@ impl RunFolder {
     /// Opens a run for reading; it has a configuration and weights, but may be unfinished.
     pub fn open(path: &Path) -> Result<Self, RunError> {
         let run = Self::look(path)?;
-        if !path.join(WEIGHTS).is_file() {
+        if !has(&path.join(WEIGHTS))? {
             let name = path.display().to_string();
             return Err(match checkpoints(path).is_empty() {
                 true => RunError::NoWeights(name),
@@ -310,7 +311,7 @@ impl RunFolder {
             Ok(m) if !m.is_dir() => return Err(RunError::File(name)),
             Ok(_) => {}
         }
-        if !path.join(CONFIG).is_file() {
+        if !has(&path.join(CONFIG))? {
             return Err(RunError::NoConfig(name));
         }
         Ok(Self { path: path.to_owned(), notice: None, lock: None, made: vec![] })
@@ -454,6 +455,17 @@ impl Drop for RunFolder {
     }
 }
 
+/// Whether a file is there and can be read; an error where the system refuses to say, or to let it be read.
+fn has(path: &Path) -> Result<bool, RunError> {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    match fs::metadata(path)
+        .and_then(|m| if m.is_file() { File::open(path).map(|_| true) } else { Ok(false) })
+    {
+        Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(false),
+        other => other.map_err(io_error(path, "read")),
+    }
+}
+
 fn json_error(path: &Path, e: &serde_json::Error) -> RunError {
     RunError::Json { path: path.display().to_string(), message: e.to_string() }
 }
@@ -491,15 +503,11 @@ pub fn write_atomic(
     }
     // Through a symbolic link, its target is replaced and the link stays.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let (Some(name), false) = (target.file_name(), target.is_dir()) else {
+    if target.file_name().is_none() || target.is_dir() {
         return Err(io_error(path, "write")(io::Error::other("it is a folder")));
-    };
-    let temporary =
-        target.with_file_name(format!(".{}.tmp-{}", name.to_string_lossy(), crate::data::unique()));
-    let result = write_through(&temporary, write).and_then(|()| fs::rename(&temporary, &target));
-    if result.is_err() {
-        let _ = fs::remove_file(&temporary);
     }
+    let temporary = Temporary::beside(&target);
+    let result = write_through(temporary.path(), write).and_then(|()| temporary.rename(&target));
     result.map_err(io_error(path, "write"))?;
     if let Some(parent) = target.parent().filter(|p| !p.as_os_str().is_empty())
         && let Ok(folder) = File::open(parent)

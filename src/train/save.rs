@@ -6,6 +6,7 @@ use super::resume::{STATE, Saved, VERSION};
 use super::sharded::SHARDS;
 use super::step::RUNNING;
 use super::store::{Store, Weights};
+use super::trained_as::CONFIG;
 use super::trainer::Trainer;
 use crate::model::params::{Kind, Param};
 use std::borrow::Cow;
@@ -124,7 +125,7 @@ impl Trainer {
 
     /// Writes the best weights, whole.
     pub(super) async fn save_best(&self, store: &mut dyn Store) -> anyhow::Result<()> {
-        let meta = self.best_meta();
+        let meta = self.best_meta()?;
         if let Some(r) = &self.ranks {
             // parameters come first in the state
             let saved = &self.saved[..self.params.len()];
@@ -149,15 +150,16 @@ impl Trainer {
     }
 
     /// What `weights.safetensors` says of itself.
-    pub(super) fn best_meta(&self) -> CheckpointMeta {
+    pub(super) fn best_meta(&self) -> anyhow::Result<CheckpointMeta> {
         let mut meta = self.meta();
+        meta.extra.insert(CONFIG.into(), self.cfg.to_toml()?);
         if let Some(best) = &self.progress.best {
             meta.step = best.step;
             if let Some(ne) = best.detail.metrics.ne {
                 meta.extra.insert("valid_ne".into(), ne.to_string());
             }
         }
-        meta
+        Ok(meta)
     }
 }
 

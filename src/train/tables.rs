@@ -74,7 +74,8 @@ pub fn pack_tables(
                 Some(list) => Bag::List { column: places[k], most: list.max_length.max(1) },
             });
             let pooling = users.iter().find_map(|&k| Some(columns[k].list.as_ref()?.pooling));
-            let layout = PooledLayout { bags: bags.collect(), mean: pooling == Some(Pooling::Mean) };
+            let (bags, lengths) = (bags.collect(), encoder.lengths.clone());
+            let layout = PooledLayout { bags, mean: pooling == Some(Pooling::Mean), lengths };
             let owner = owners[j];
             tables.push(EmbeddingSpec {
                 columns: vec![(columns[owner].name.clone(), rows[owner] as usize)],

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use birkhoff::data::criteo::check_columns;
-use birkhoff::data::encoder::Fitter;
+use birkhoff::data::fitter::Fitter;
 use birkhoff::data::input::Place;
 use birkhoff::data::reader::{Labels, ReadOptions, RowPolicy, Source};
 use birkhoff::data::rows::Dataset;

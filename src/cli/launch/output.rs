@@ -43,6 +43,12 @@ impl Printer {
         Self { sinks: Mutex::new([Box::new(io::stdout()), Box::new(io::stderr())]), terminal }
     }
 
+    /// All of it to standard error: standard output is for something else.
+    pub fn messages() -> Self {
+        let sinks: [Box<dyn Write + Send>; 2] = [Box::new(io::stderr()), Box::new(io::stderr())];
+        Self { sinks: Mutex::new(sinks), terminal: [false, io::stderr().is_terminal()] }
+    }
+
     /// Others, which are no terminals.
     pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>) -> Self {
         Self { sinks: Mutex::new([out, err]), terminal: [false; 2] }

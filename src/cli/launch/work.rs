@@ -100,17 +100,29 @@ impl Checked {
                     summary_before: written(&run.join(SUMMARY)),
                     run,
                 };
-                (args.data.train.iter().chain(&args.data.valid).collect(), Some(training))
+                (
+                    args.data
+                        .train
+                        .iter()
+                        .chain(&args.data.valid)
+                        .chain(&args.config.config)
+                        .chain(&args.data.schema)
+                        .collect(),
+                    Some(training),
+                )
             }
             Command::Eval(args) => (args.data.iter().collect(), None),
             Command::Predict(args) => (args.data.iter().collect(), None),
             _ => bail!("`{}` is not a command that ranks run together", argv[0]),
         };
-        ensure!(
-            files.iter().all(|f| f.as_os_str() != "-"),
-            "{}: several ranks cannot read one standard input; give the rows as a file",
-            argv[0]
-        );
+        if let Some(pipe) = files.iter().find(|f| crate::data::input::is_pipe(f)) {
+            let name =
+                if pipe.as_os_str() == "-" { "standard input".into() } else { pipe.display().to_string() };
+            bail!(
+                "{}: several ranks cannot read {name}, a pipe that can be read once only; write it to a file",
+                argv[0]
+            );
+        }
         Ok(Checked { argv: argv.iter().map(OsString::from).collect(), training })
     }
 }
