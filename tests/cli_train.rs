@@ -40,7 +40,7 @@ fn train_eval_predict() {
         serde_json::from_str(&ok(&["eval", s(&run), "--data", s(&valid), "--json", "--device", "cpu"]))
             .unwrap();
     let keys: Vec<&String> = e.as_object().unwrap().keys().collect();
-    assert_eq!(keys, ["rows", "positives", "ne", "logloss", "auc", "calibration", "deciles"]);
+    assert_eq!(keys, ["rows", "positives", "ne", "logloss", "auc", "calibration", "deciles", "drift"]);
     let deciles = e["deciles"].as_array().unwrap();
     let sum = |key: &str| {
         deciles.iter().map(|d| d["rows"].as_f64().unwrap() * d[key].as_f64().unwrap()).sum::<f64>()

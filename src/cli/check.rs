@@ -5,6 +5,7 @@ use super::drift::{Drift, why_one_class};
 use super::output;
 use crate::data::FittedEncoder;
 use crate::data::drift::{ColumnDrift, Seen};
+use crate::data::lengths::Lengths;
 use crate::data::reader::{Labels, Source};
 use crate::data::schema::Schema;
 use crate::model::config::Config;
@@ -54,6 +55,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let (n, c) = (schema.numeric.len(), schema.categorical.len());
     let (mut rows, mut positives) = (0u64, 0u64);
     let mut missing = vec![0u64; n + c];
+    let mut lengths = vec![Lengths::default(); c];
     let result = loop {
         let counted = reader.next_chunks(|raw| {
             let mut missing = vec![0u64; n + c];
@@ -65,15 +67,22 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
                 };
             }
             let positives = raw.labels.iter().filter(|&&l| l == 1).count() as u64;
+            let mut lengths = vec![Lengths::default(); c];
+            for (j, lengths) in
+                lengths.iter_mut().enumerate().filter(|(j, _)| schema.categorical[*j].list.is_some())
+            {
+                (0..raw.len()).for_each(|row| lengths.push(raw.list(row * c + j).len() as u32));
+            }
             let mut like = empty.clone();
             if let (Some(like), Some(encoder)) = (&mut like, &encoder) {
                 like.push(encoder, &raw);
             }
-            (raw.len() as u64, positives, missing, like)
+            (raw.len() as u64, positives, missing, like, lengths)
         });
         match counted {
             Ok(Some(chunks)) => {
-                for (r, p, m, like) in chunks {
+                for (r, p, m, like, l) in chunks {
+                    lengths.iter_mut().zip(&l).for_each(|(a, b)| a.merge(b));
                     if let (Some(seen), Some(like)) = (&mut seen, &like) {
                         seen.merge(like);
                     }
@@ -97,6 +106,8 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
         );
     }
     let names = schema.numeric.iter().map(|c| &c.name).chain(schema.categorical.iter().map(|c| &c.name));
+    let long = schema.categorical.iter().zip(&lengths);
+    let long = long.filter_map(|(c, l)| Some(format!("column {}: {}", c.name, l.outliers()?)));
     let report = Report {
         files: source.places.len(),
         formats: reader.formats().iter().map(|f| f.describe()).collect(),
@@ -111,6 +122,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
         missing: names.cloned().zip(missing).collect(),
         warnings: one_class(&source, &schema, rows, positives)
             .into_iter()
+            .chain(long)
             .chain(drift.iter().flat_map(|d| &d.columns).filter_map(ColumnDrift::warning))
             .collect(),
         drift: drift.as_ref().map(|d| &d.columns[..]),

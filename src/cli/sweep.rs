@@ -431,7 +431,8 @@ fn one(argv: &[String], progress: impl Fn(String)) -> (Outcome, bool) {
     let mut began = false;
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
         let Ok(v) = serde_json::from_str::<Value>(&line.unwrap_or_default()) else { continue };
-        began = true;
+        // what is told of the rows comes before all steps
+        began |= v["type"] != "drift";
         if v["type"] == "step" {
             let loss = v["loss"].as_f64().unwrap_or(f64::NAN);
             progress(format!("step {}/{}  loss {loss:.4}", v["step"], v["total_steps"]));

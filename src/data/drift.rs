@@ -290,7 +290,7 @@ fn number_column(encoder: &FittedEncoder, profile: &Profile, seen: &Seen, k: usi
         let outside = share(is.outside, is.present);
         (d.outside, d.range) = (Some(outside), Some([r.low, r.high]));
         if outside > MOST && certain((0.02, encoder.rows), (outside, is.present)) {
-            let example = d.examples.first().map_or_else(String::new, |e| format!(", such as {e}"));
+            let example = d.examples.first().map_or_else(String::new, |e| format!(", such as {e},"));
             d.says(format!(
                 "{} of its numbers{example} lie outside {} to {}, where 98 % of training's do; look whether its unit or \
                  meaning is another",

@@ -25,9 +25,9 @@ fn rows(n: u32, part: u32, change: impl Fn(u32, [String; 4]) -> [String; 4]) -> 
     let mut text = String::from("label,price,user,tags,page\n");
     for i in 0..n {
         let r = (i + part * 7_919).wrapping_mul(2_654_435_761) >> 8;
-        let price = if r % 10 == 0 { String::new() } else { format!("{}.5", 10 + r % 40) };
+        let price = if r.is_multiple_of(10) { String::new() } else { format!("{}.5", 10 + r % 40) };
         // a long tail: some users come once
-        let user = if r % 5 == 0 { format!("once{r}-{part}") } else { (r % 37).to_string() };
+        let user = if r.is_multiple_of(5) { format!("once{r}-{part}") } else { (r % 37).to_string() };
         let cells = change(i, [price, user, format!("t{}|t{}", r % 7, r % 11), format!("p{}", r % 90)]);
         text += &format!("{},{}\n", r % 2, cells.join(","));
     }

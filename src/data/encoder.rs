@@ -320,13 +320,18 @@ impl Sink for EncodingSink<'_> {
                     };
                 }
             } else {
-                for ((row, place), value) in out.chunks_exact_mut(width).zip(places).zip(values) {
-                    row[k] = match self.small.exact.get(place as usize) {
-                        // a place in the table is that of a missing value, too
-                        Some(_) if value.is_nan() => 0.0,
-                        Some(log) => ((log - mean) * scale) as f32,
-                        None => transform.apply(*value),
+                let mut logs = [0.0; BATCH];
+                for ((log, place), value) in logs.iter_mut().zip(places).zip(values) {
+                    *log = match self.small.exact.get(place as usize) {
+                        Some(log) => *log,
+                        None => value.max(0.0).ln_1p(),
                     };
+                }
+                for ((row, log), value) in out.chunks_exact_mut(width).zip(logs).zip(values) {
+                    let feature = ((log - mean) * scale) as f32;
+                    // 0 where it is missing: without a branch, as which ones are is not to be guessed
+                    let present = u32::from(value.is_nan()).wrapping_sub(1);
+                    row[k] = f32::from_bits(feature.to_bits() & present);
                 }
             }
         } else {

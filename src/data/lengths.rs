@@ -27,11 +27,45 @@ fn edge(length: u32) -> u32 {
 impl Lengths {
     /// Counts a row's list.
     pub fn push(&mut self, length: u32) {
+        self.push_rows(length, 1);
+    }
+
+    /// Counts the lists of several rows.
+    pub fn push_rows(&mut self, length: u32, rows: u64) {
         let edge = edge(length);
         match self.steps.binary_search_by_key(&edge, |s| s.0) {
-            Ok(at) => self.steps[at].1 += 1,
-            Err(at) => self.steps.insert(at, (edge, 1)),
+            Ok(at) => self.steps[at].1 += rows,
+            Err(at) => self.steps.insert(at, (edge, rows)),
         }
+    }
+
+    /// Counts the lists of other rows as well.
+    pub fn merge(&mut self, other: &Lengths) {
+        other.steps.iter().for_each(|&(length, rows)| self.push_rows(length, rows));
+    }
+
+    /// Rows that were counted.
+    pub fn rows(&self) -> u64 {
+        self.steps.iter().map(|s| s.1).sum()
+    }
+
+    /// What is to be said where some lists are far longer than nearly all: about how long they are, and a `max_length`
+    /// that cuts no others.
+    pub fn outliers(&self) -> Option<String> {
+        let all = self.rows() as f64;
+        let mut before = 0;
+        let usual = self.steps.iter().find(|s| {
+            before += s.1;
+            before as f64 >= 0.99 * all
+        });
+        let (longest, usual) = (self.steps.last()?.0, usual?.0.max(1));
+        (longest > 100 && longest / 16 > usual).then(|| {
+            format!(
+                "the longest cell has about {longest} values, 99 of 100 rows have at most {usual}: max_length = {} cuts what is \
+                 longer",
+                (2 * usual).next_power_of_two()
+            )
+        })
     }
 
     /// At least the ids of any `rows` of the training rows, of each `most` at most: the sum of the longest. Of more rows
@@ -88,5 +122,10 @@ mod tests {
         one.push(20_000);
         assert_eq!(one.longest(512, 20_000), 20_000 + 511 * 3);
         assert_eq!(Lengths::default().longest(4, 7), 28, "without rows nothing is known");
+        let said = one.outliers().unwrap();
+        assert!(said.contains("20480 values") && said.contains("at most 3: max_length = 8"), "{said}");
+        let mut even = Lengths::default();
+        (0..1000).for_each(|i| even.push(i));
+        assert_eq!((even.outliers(), Lengths::default().outliers()), (None, None));
     }
 }

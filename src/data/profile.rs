@@ -83,8 +83,8 @@ impl Moments {
     fn push_all(&mut self, values: &[f64]) {
         let Some(&first) = values.first() else { return };
         let n = values.len() as f64;
-        let mean = first + values.iter().map(|v| v - first).sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+        let mean = first + sum(values, |v| v - first) / n;
+        let squares = sum(values, |v| (v - mean) * (v - mean));
         let (before, delta) = (self.count as f64, mean - self.mean);
         self.count += values.len() as u64;
         let all = self.count as f64;
@@ -96,6 +96,15 @@ impl Moments {
     fn std(&self) -> f64 {
         (self.squares / self.count.max(1) as f64).sqrt()
     }
+}
+
+/// A sum in four lanes, which need not wait for one another.
+fn sum(values: &[f64], of: impl Fn(f64) -> f64) -> f64 {
+    let mut lanes = [0.0; 4];
+    for four in values.chunks(4) {
+        lanes.iter_mut().zip(four).for_each(|(lane, v)| *lane += of(*v));
+    }
+    lanes[0] + lanes[1] + (lanes[2] + lanes[3])
 }
 
 /// Every 2ᵏ-th of some numbers, k growing with their number: the same ones, however they come.
@@ -149,8 +158,10 @@ pub(crate) struct Numbers {
     missing: u64,
     bounds: (f64, f64),
     sample: Sample,
-    /// Present ones that are still to be counted: always as many at once, so that rounding does not hang on how they came.
+    /// Present ones that are still to be counted, the first `len`: always as many at once, so that rounding does not hang
+    /// on how they came.
     waiting: Vec<f64>,
+    len: usize,
 }
 
 impl Default for Numbers {
@@ -160,7 +171,8 @@ impl Default for Numbers {
             missing: 0,
             bounds: (f64::INFINITY, f64::NEG_INFINITY),
             sample: Sample::default(),
-            waiting: Vec::with_capacity(AT_ONCE),
+            waiting: vec![0.0; AT_ONCE],
+            len: 0,
         }
     }
 }
@@ -169,32 +181,35 @@ impl Numbers {
     /// Counts rows; NaN is missing.
     pub fn push(&mut self, transform: &Transform, values: impl Iterator<Item = f64>) {
         for value in values {
-            if value.is_nan() {
-                self.missing += 1;
-                continue;
-            }
-            self.waiting.push(value);
-            if self.waiting.len() == AT_ONCE {
+            // without a branch: which ones are missing is not to be guessed
+            let missing = value.is_nan();
+            self.waiting[self.len] = value;
+            self.len += usize::from(!missing);
+            self.missing += u64::from(missing);
+            if self.len == AT_ONCE {
                 self.count(transform);
             }
         }
     }
 
     fn count(&mut self, transform: &Transform) {
-        let (min, max) = self.bounds;
-        let wider = |(min, max): (f64, f64), &v: &f64| (min.min(v), max.max(v));
-        self.bounds = self.waiting.iter().fold((min, max), wider);
-        self.sample.push(&self.waiting);
+        let values = &mut self.waiting[..std::mem::take(&mut self.len)];
+        let (mut min, mut max) = self.bounds;
+        for &v in values.iter() {
+            min = if v < min { v } else { min };
+            max = if v > max { v } else { max };
+        }
+        self.bounds = (min, max);
+        self.sample.push(values);
         match transform {
-            Transform::Standardize { .. } => self.waiting.iter().for_each(|&v| self.moments.push(v)),
+            Transform::Standardize { .. } => values.iter().for_each(|&v| self.moments.push(v)),
             Transform::LogStandardize { .. } => {
                 let small = log_of_small();
-                self.waiting.iter_mut().for_each(|v| *v = log_of(*v, small));
-                self.moments.push_all(&self.waiting);
+                values.iter_mut().for_each(|v| *v = log_of(*v, small));
+                self.moments.push_all(values);
             }
             Transform::Log | Transform::None => {}
         }
-        self.waiting.clear();
     }
 
     /// Puts what was fitted into the transform.
@@ -220,6 +235,7 @@ mod tests {
             // each once, in an order that is not theirs
             let values = (0..n).map(|i| (i * 7919 % n) as f64);
             numbers.push(&Transform::None, values.chain([f64::NAN]));
+            numbers.count(&Transform::None);
             let kept = numbers.sample.kept.len();
             assert!(kept as u64 == n || (2048..=4096).contains(&kept), "{n}: {kept}");
             let profile = numbers.finish(&mut Transform::None.clone());

@@ -7,6 +7,7 @@ use super::error::DataError;
 use super::format::{Format, resolve};
 use super::guess::guess_label;
 use super::header::{First, first_record, is_label, names_of};
+use super::lengths::Lengths;
 use super::plan::{parse_number, plain_label, spaced_number};
 use super::reader::{Labels, ReadOptions, RowPolicy, Source};
 use super::schema::{CategoricalColumn, Encoding, ListOptions, Pooling, Schema};
@@ -50,9 +51,6 @@ pub struct ColumnSurvey {
     /// Texts that mean "missing" in it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub na: Vec<String>,
-    /// Where its cells hold several values: how many the longest has, and how many 99 of 100 rows have at most.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lengths: Option<[u32; 2]>,
     /// How often a count of the rows begins anew; `None`: the values do not count.
     #[serde(skip)]
     pub(super) restarts: Option<u64>,
@@ -61,9 +59,9 @@ pub struct ColumnSurvey {
     /// Files that are looked at.
     #[serde(skip)]
     pub(super) files: u64,
-    /// Rows by their number of values.
+    /// How many values cells have, where they have several.
     #[serde(skip)]
-    by_length: std::collections::BTreeMap<u32, u64>,
+    lengths: Lengths,
     #[serde(skip)]
     pub(super) values: Interner,
     /// Rows of each of them.
@@ -229,7 +227,7 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     let named = header || matches!(&shape, Format::Delimited(d) if d.criteo);
     for column in &mut columns {
         column.guess(named);
-        column.find_lengths();
+        column.find_long_cells();
     }
     let mut survey = Survey {
         format: shape.describe(),
@@ -284,7 +282,7 @@ fn all_text(names: &[String], lists: &[bool]) -> Schema {
 impl ColumnSurvey {
     fn push_list<'a>(&mut self, items: impl ExactSizeIterator<Item = &'a [u8]>) {
         let (rows, missing) = (self.rows + 1, self.missing + u64::from(items.len() == 0));
-        *self.by_length.entry(items.len() as u32).or_default() += 1;
+        self.lengths.push(items.len() as u32);
         items.for_each(|item| self.push(item));
         (self.rows, self.missing) = (rows, missing);
     }
@@ -314,7 +312,7 @@ impl ColumnSurvey {
             self.separated += u64::from(self.separator.is_none_or(|known| known == s));
             let s = *self.separator.get_or_insert(s);
             let values = value.iter().filter(|b| **b == s as u8).count() + 1;
-            *self.by_length.entry(values as u32).or_default() += 1;
+            self.lengths.push(values as u32);
         }
         if let Some(i) = self.values.get(value) {
             self.counts[i as usize] = self.counts[i as usize].saturating_add(1);
@@ -344,26 +342,12 @@ impl ColumnSurvey {
         }
     }
 
-    /// Of a list: the longest, and what 99 of 100 rows have at most.
-    fn find_lengths(&mut self) {
-        let (Some((&longest, _)), true) = (self.by_length.last_key_value(), self.kind == "list") else {
-            return;
-        };
-        let all: u64 = self.rows - self.missing;
-        let several: u64 = self.by_length.values().sum();
-        let (mut before, mut most) = (all.saturating_sub(several), 1);
-        for (&length, &n) in &self.by_length {
-            if before as f64 >= 0.99 * all as f64 {
-                break;
-            }
-            (before, most) = (before + n, length.max(1));
-        }
-        self.lengths = Some([longest, most]);
-        if longest > 100 && longest > 16 * most {
-            self.warnings.push(format!(
-                "the longest cell has {longest} values, 99 of 100 rows at most {most}; max_length = {} cuts what is longer",
-                (2 * most).next_power_of_two()
-            ));
+    /// Of a list: whether some cells are far longer than the rest.
+    fn find_long_cells(&mut self) {
+        if self.kind == "list" {
+            let single = (self.rows - self.missing).saturating_sub(self.lengths.rows());
+            self.lengths.push_rows(1, single);
+            self.warnings.extend(self.lengths.outliers());
         }
     }
 }
