@@ -264,7 +264,7 @@ impl Fields for RowFields<'_> {
             Some(n) => Some(n.value(self.row)).filter(|v| v.is_nan() || v.abs() <= f64::from(f32::MAX)),
             None => {
                 let (start, end) = self.ranges[i];
-                super::plan::parse_number(&text[start as usize..end as usize])
+                super::number::parse_number(&text[start as usize..end as usize])
             }
         }
     }

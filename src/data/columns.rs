@@ -1,7 +1,7 @@
 //! Rows of text whose fields are read column by column: what a column needs is then at hand for all of them, and
 //! nothing hangs on a guess of the next field's length.
 
-use super::plan::parse_number;
+use super::number::parse_number;
 
 /// Rows of a [`Batch`] at most: their text stays in a core's nearest cache.
 pub(crate) const BATCH: usize = 64;

@@ -1,7 +1,7 @@
 //! What a column is, guessed from its name and values.
 
 use super::header::is_label;
-use super::plan::{MISSING_TEXTS, parse_number, spaced_number};
+use super::number::{MISSING_TEXTS, parse_number, spaced_number};
 use super::survey::ColumnSurvey;
 
 /// Names of labels.

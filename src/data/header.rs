@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use super::delimited::Record;
 use super::error::quoted;
 use super::format::Delimited;
-use super::plan::{listed, missing_columns, parse_number, spaced_number};
+use super::number::{parse_number, spaced_number};
+use super::plan::{listed, missing_columns};
 use super::schema::Schema;
 use super::value::{Form, boolean};
 

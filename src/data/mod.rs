@@ -30,6 +30,7 @@ mod marks;
 pub mod metrics;
 #[cfg(test)]
 mod mutation;
+mod number;
 pub mod order;
 pub mod packed;
 mod plan;

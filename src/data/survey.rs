@@ -8,7 +8,7 @@ use super::format::{Format, resolve};
 use super::guess::guess_label;
 use super::header::{First, first_record, is_label, names_of};
 use super::lengths::Lengths;
-use super::plan::{parse_number, plain_label, spaced_number};
+use super::number::{parse_number, plain_label, spaced_number};
 use super::reader::{Labels, ReadOptions, RowPolicy, Source};
 use super::schema::{CategoricalColumn, Encoding, ListOptions, Pooling, Schema};
 use super::split::time_of;
