@@ -176,7 +176,16 @@ fn text_of(array: &ArrayRef, whole: bool) -> Result<LargeStringArray, String> {
         DataType::Boolean => cast(&array, &DataType::UInt8)?,
         _ => array,
     };
-    let text = cast(&array, &DataType::LargeUtf8)?.as_string::<i64>().clone();
+    // the shortest digits that say a float, as other programs write it
+    let text: LargeStringArray = match array.data_type() {
+        DataType::Float32 => {
+            array.as_primitive::<Float32Type>().iter().map(|v| v.map(|v| format!("{v:?}"))).collect()
+        }
+        DataType::Float64 => {
+            array.as_primitive::<Float64Type>().iter().map(|v| v.map(|v| format!("{v:?}"))).collect()
+        }
+        _ => cast(&array, &DataType::LargeUtf8)?.as_string::<i64>().clone(),
+    };
     let number = array.data_type().is_floating() || array.data_type().is_decimal();
     if !number {
         return Ok(text);

@@ -9,8 +9,9 @@ use std::path::Path;
 /// The key of the configuration in the metadata of `weights.safetensors`.
 pub(crate) const CONFIG: &str = "config";
 
-/// Keys of `[data]` that say how a file is read, of which each has its own.
-const OF_FILES: [&str; 8] = [
+/// Keys of `[data]` that say how a file is read, of which each has its own; and one that the fitted vocabularies decide,
+/// since older runs have another default.
+const OF_FILES: [&str; 10] = [
     "data.format",
     "data.delimiter",
     "data.quote",
@@ -18,7 +19,9 @@ const OF_FILES: [&str; 8] = [
     "data.comment",
     "data.na",
     "data.encoding",
+    "data.trim",
     "data.shuffle_rows",
+    "data.standardize_log",
 ];
 
 /// An error that names the first key of `[model]` or `[data]` in which a run's configuration is not that which its weights

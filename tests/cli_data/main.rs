@@ -285,7 +285,7 @@ fn rows_of_another_format_are_scored_alike() {
     fails(&["eval", s(&run), "--data", s(&b), "--delimiter", "::", "--device", "cpu"], &["data.delimiter"]);
     fails(
         &["eval", s(&run), "--data", s(&b), "--format", "csv", "--header", "no", "--device", "cpu"],
-        &["b.csv:1", "column y", "\"u\" is not a label"],
+        &["b.csv:1", "has the columns' names", "--header yes"],
     );
 
     // libsvm, with labels and without
