@@ -331,7 +331,14 @@ fn a_run_that_was_changed_is_noticed() {
     // other rows of the same number
     std::fs::remove_file(&vocab).unwrap();
     std::fs::write(&log, std::fs::read_to_string(&log).unwrap().replace(",u1,", ",v1,")).unwrap();
-    fails(&["train", "--resume", &run, "--epochs", "3", "--quiet"], &["vocab.json"]);
+    let resume = ["train", "--resume", &run, "--epochs", "3", "--quiet"];
+    fails(&resume, &["same size and other content"]);
+    // an older version did not keep what the files were
+    let record = Path::new(&run).join("data.json");
+    let mut old: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    ["files", "valid_files"].iter().for_each(|k| drop(old.as_object_mut().unwrap().remove(*k)));
+    std::fs::write(&record, old.to_string()).unwrap();
+    fails(&resume, &["vocab.json"]);
     assert!(!vocab.exists());
 }
 
