@@ -1,6 +1,6 @@
 //! Damaged files of every kind, many of them, in a process of their own: no panic, no hang, bounded memory, errors of one line.
 //!
-//! `BIRKHOFF_MUTATIONS` says how many (100,000 without it).
+//! `BIRKHOFF_MUTATIONS` says how many (100,000 without it), `BIRKHOFF_MUTATION` which one alone.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -190,8 +190,10 @@ fn damaged_files_are_read_or_refused() {
     }));
     let files = files();
     let begin = Instant::now();
+    // one of them alone, to look into
+    let only = std::env::var("BIRKHOFF_MUTATION").ok().and_then(|n| n.parse::<u64>().ok());
     let work = |part: u64| {
-        for n in (part..count).step_by(2) {
+        for n in (part..count).step_by(2).filter(|n| only.is_none_or(|o| o == *n)) {
             let mut rng = ChaCha8Rng::seed_from_u64(n);
             let good = &files[n as usize % files.len()];
             let mut bytes = good.bytes.clone();

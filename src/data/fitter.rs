@@ -89,7 +89,7 @@ impl Fitter {
             }
             if matches!(columns[owner].encoding, Encoding::Hash { .. }) {
                 for j in (0..c).filter(|&j| owners[j] == owner) {
-                    for row in 0..raw.len() {
+                    for row in 0..if form.is_open() { raw.len() } else { 0 } {
                         match &columns[j].list {
                             Some(_) => raw.list(row * c + j).for_each(|value| form.push(value)),
                             None if raw.field(row * c + j).is_empty() => {}

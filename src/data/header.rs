@@ -143,7 +143,8 @@ pub(crate) fn read_header(
     if labelled && !needed.contains(&&schema.label.name[..]) {
         needed.push(&schema.label.name);
     }
-    let known = needed.iter().filter(|n| names.iter().any(|name| name == *n)).count();
+    let there: HashSet<&str> = names.iter().map(String::as_str).collect();
+    let known = needed.iter().filter(|n| there.contains(**n)).count();
     let shown = quoted(&first.values.join(&format.delimiter));
     let missing = || (first.line, missing_columns(&names, &needed).unwrap_or_default());
     match format.header {

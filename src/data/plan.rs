@@ -1,6 +1,7 @@
 //! How the columns of one file serve a schema, and one row's fields as a row.
 
 use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -215,17 +216,17 @@ impl Plan {
         if let Some(problem) = missing_columns(&names, &wanted) {
             return Err(problem);
         }
-        let find = |name: &str| {
-            let mut places = names.iter().enumerate().filter(|(_, n)| *n == name).map(|(i, _)| i);
-            match (places.next(), places.next()) {
-                (Some(i), None) => Ok(i),
-                (Some(i), Some(k)) => Err(format!(
-                    "column {name:?} stands twice, as number {} and {}; rename one",
-                    i + 1,
-                    k + 1
-                )),
-                (None, _) => Err(format!("has no column {name:?}; it has {}", listed(&names))),
+        // the first and second place of each name: tables may have very many columns
+        let mut places: HashMap<&str, (usize, Option<usize>)> = HashMap::new();
+        for (i, name) in names.iter().enumerate() {
+            places.entry(name).and_modify(|p| p.1 = p.1.or(Some(i))).or_insert((i, None));
+        }
+        let find = |name: &str| match places.get(name) {
+            Some(&(i, None)) => Ok(i),
+            Some(&(i, Some(k))) => {
+                Err(format!("column {name:?} stands twice, as number {} and {}; rename one", i + 1, k + 1))
             }
+            None => Err(format!("has no column {name:?}; it has {}", listed(&names))),
         };
         let numeric = schema.numeric.iter().enumerate();
         let numeric = numeric.map(|(k, c)| Ok((find(c.from.as_deref().unwrap_or(&c.name))?, k)));
@@ -248,11 +249,14 @@ impl Plan {
             schema.numeric.iter().map(|c| bytes(&c.na)).collect::<Vec<_>>(),
             schema.categorical.iter().map(|c| bytes(&c.na)).collect(),
         ];
-        let as_text = |i: usize| {
-            let mut uses = single.iter().copied().chain(lists.iter().map(|l| (l.0, l.1)));
-            uses.any(|(field, j)| field == i && schema.categorical[j].form == Some(Form::Text))
-        };
-        let texts = (0..names.len()).map(as_text).collect();
+        let mut texts = vec![false; names.len()];
+        for (field, j) in single.iter().copied().chain(lists.iter().map(|l| (l.0, l.1))) {
+            texts[field] |= schema.categorical[j].form == Some(Form::Text);
+        }
+        let passed = o.passed.iter().map(|n| find(n)).collect::<Result<_, _>>()?;
+        let (weight, group) = (optional(schema.weight.as_deref())?, optional(schema.group.as_deref())?);
+        let key = optional(key)?;
+        drop(places);
         Ok(Plan {
             expected: format!("{} ({})", names.len(), listed(&names)),
             numeric,
@@ -266,10 +270,10 @@ impl Plan {
                 && schema.label.positive.is_none()
                 && o.na.is_empty(),
             signed: o.signed,
-            weight: optional(schema.weight.as_deref())?,
-            group: optional(schema.group.as_deref())?,
-            passed: o.passed.iter().map(|n| find(n)).collect::<Result<_, _>>()?,
-            key: optional(key)?,
+            weight,
+            group,
+            passed,
+            key,
             split: o.split.clone(),
             width: (schema.numeric.len(), schema.categorical.len()),
             any_na: !o.na.is_empty() || own_na.iter().flatten().any(|n| !n.is_empty()),
@@ -558,18 +562,17 @@ impl Plan {
 
 /// What of some columns a file with these names lacks, in words: what is missing, what is there, the nearest spelling.
 pub(crate) fn missing_columns(names: &[String], wanted: &[&str]) -> Option<String> {
-    let mut missing: Vec<&str> = vec![];
-    for name in wanted {
-        if !names.iter().any(|n| n == name) && !missing.contains(name) {
-            missing.push(name);
-        }
-    }
+    let there: HashSet<&str> = names.iter().map(String::as_str).collect();
+    let mut said = HashSet::new();
+    let missing: Vec<&str> =
+        wanted.iter().copied().filter(|n| !there.contains(n) && said.insert(*n)).collect();
     let (first, rest) = missing.split_first()?;
     let shown = |n: &str| quoted(n.as_bytes());
     let all =
         std::iter::once(first).chain(rest.iter().take(4)).map(|n| shown(n)).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > 5 { format!(" and {} more", missing.len() - 5) } else { String::new() };
-    let free = || names.iter().map(String::as_str).filter(|n| !wanted.contains(n));
+    let wanted: HashSet<&str> = wanted.iter().copied().collect();
+    let free = || names.iter().map(String::as_str).filter(|n| !wanted.contains(n)).take(1000);
     let near = missing.iter().take(3).filter_map(|m| Some((m, crate::text::nearest_name(m, free())?)));
     let near: Vec<String> = near
         .map(|(m, n)| match missing.len() {

@@ -291,12 +291,12 @@ impl Schema {
 
     /// Columns of the file that rows need besides the label, each once.
     pub fn needed(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = vec![];
+        let (mut names, mut seen): (Vec<&str>, HashSet<&str>) = (vec![], HashSet::new());
         let numeric = self.numeric.iter().map(|c| c.from.as_deref().unwrap_or(&c.name));
         let categorical = self.categorical.iter().map(|c| c.from.as_deref().unwrap_or(&c.name));
         let others = self.weight.as_deref().into_iter().chain(self.group.as_deref());
         for name in numeric.chain(categorical).chain(others) {
-            if !names.contains(&name) {
+            if seen.insert(name) {
                 names.push(name);
             }
         }

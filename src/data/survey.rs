@@ -179,8 +179,9 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
             ..Default::default()
         })
         .collect();
+    let mut places = std::collections::HashMap::new();
     for (k, name) in names.iter().enumerate() {
-        if let Some(i) = names[..k].iter().position(|n| n == name) {
+        if let Some(i) = places.insert(name, k) {
             let places = format!("as number {} and {}", i + 1, k + 1);
             return Err(fail(format!(
                 "column {name:?} stands twice in the header, {places}; rename one, or say that the file has no header: \

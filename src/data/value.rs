@@ -40,10 +40,15 @@ impl Default for FormFinder {
 }
 
 impl FormFinder {
+    /// Whether further values can change what is found.
+    pub fn is_open(&self) -> bool {
+        self.numbers || self.booleans || self.dates
+    }
+
     /// Looks at a present value.
     #[inline]
     pub fn push(&mut self, value: &[u8]) {
-        if self.numbers || self.booleans || self.dates {
+        if self.is_open() {
             self.look(value);
         }
     }
