@@ -1,6 +1,6 @@
 //! Reverse-mode differentiation: appends the backward graph, node by node from the loss.
 
-use super::{Graph, Tensor};
+use super::{Graph, Role, Tensor};
 use crate::ops::Vjp;
 
 impl Graph {
@@ -51,7 +51,7 @@ impl Graph {
                         .map(|g| if g.shape().len() == o.shape().len() { g.reshaped(o.shape()) } else { g })
                 })
                 .collect();
-            self.set_scope(Some(format!("{}'", node.scope).into()));
+            self.set_place(Some((node.scope.clone(), Role::Backward)));
             let v = Vjp { inputs: &node.inputs, outputs: &node.outputs, grads: &of, wanted: &wanted };
             let back = node.op.vjp(self, &v);
             assert_eq!(
@@ -65,7 +65,7 @@ impl Graph {
                     self.accumulate(&mut grads, node.inputs[i], g);
                 }
             }
-            self.set_scope(None);
+            self.set_place(None);
         }
         wrt.iter()
             .map(|t| match grads[t.index()] {

@@ -1,7 +1,7 @@
 //! The CPU executor: the graph in f32 (the fallback where there is no GPU) or f64 (the oracle).
 
 use super::plan::{Plan, plan};
-use super::{DType, Graph, Source, Tensor};
+use super::{DType, Graph, Node, Role, Source, Tensor};
 use crate::gpu::GpuError;
 use crate::ops::Real;
 use crate::ops::cpu::{Cpu, Slot};
@@ -39,8 +39,10 @@ pub struct BadValue {
     pub tensor: String,
     /// The operation that made it.
     pub op: &'static str,
-    /// Where that stands in the model; a quote marks the backward pass.
+    /// Where that stands in the model.
     pub scope: String,
+    /// What it is for.
+    pub role: Role,
     /// The computed value or state with the largest number that the operation read, and that number.
     pub largest: Option<(String, f64)>,
     /// Numbers that are not finite.
@@ -149,16 +151,10 @@ impl<T: Real> CpuProgram<T> {
         self.times = None;
     }
 
-    /// Time in each node since [`CpuProgram::profile`]: (operation, scope, time).
-    pub fn times(&self) -> Vec<(&'static str, String, Duration)> {
+    /// Time in each node since [`CpuProgram::profile`].
+    pub fn times(&self) -> impl Iterator<Item = (&Node, Duration)> {
         let t = self.times.as_deref().unwrap_or_default();
-        self.plan
-            .order
-            .iter()
-            .filter_map(|&n| {
-                t.get(n).map(|d| (self.graph.nodes[n].op.name(), self.graph.nodes[n].scope.to_string(), *d))
-            })
-            .collect()
+        self.plan.order.iter().filter_map(|&n| t.get(n).map(|d| (&self.graph.nodes[n], *d)))
     }
 
     /// Executes every node once.
@@ -289,6 +285,7 @@ impl<T: Real> CpuProgram<T> {
                         tensor: self.graph.describe(*t),
                         op: node.op.name(),
                         scope: node.scope.to_string(),
+                        role: node.role,
                         bad,
                         of: values.len(),
                     });

@@ -4,7 +4,7 @@ use super::cpu::{CpuProgram, CpuState};
 use super::fuse::fuse;
 use super::gpu::{GpuProgram, GpuState};
 use super::plan::Plan;
-use super::{Graph, Tensor};
+use super::{Graph, Role, Tensor};
 use crate::gpu::{Gpu, GpuError};
 use crate::ops::{GpuCaps, MatmulChoice};
 use std::borrow::Cow;
@@ -66,8 +66,10 @@ impl Device {
 pub struct NodeTime {
     /// The operation.
     pub op: String,
-    /// Its scope; a quote marks the backward pass.
+    /// Its scope.
     pub scope: String,
+    /// What it is for.
+    pub role: Role,
     /// Microseconds.
     pub micros: f64,
 }
@@ -247,7 +249,7 @@ impl Program {
     /// Seconds spent inside operations since [`Program::start_profile`]; 0 on a device.
     pub fn seconds_in_operations(&self) -> f64 {
         match self {
-            Program::Cpu(p, _) => p.times().iter().map(|t| t.2.as_secs_f64()).sum(),
+            Program::Cpu(p, _) => p.times().map(|t| t.1.as_secs_f64()).sum(),
             Program::Gpu(..) => 0.0,
         }
     }
@@ -257,12 +259,15 @@ impl Program {
     pub async fn node_times(&mut self) -> Result<Vec<NodeTime>, GpuError> {
         match self {
             Program::Cpu(p, _) => {
-                let times = p.times();
+                let times = p.times().map(|(node, t)| NodeTime {
+                    op: node.op.name().into(),
+                    scope: node.scope.to_string(),
+                    role: node.role,
+                    micros: t.as_secs_f64() * 1e6,
+                });
+                let times = times.collect();
                 p.stop_profile();
-                Ok(times
-                    .into_iter()
-                    .map(|(op, scope, t)| NodeTime { op: op.into(), scope, micros: t.as_secs_f64() * 1e6 })
-                    .collect())
+                Ok(times)
             }
             Program::Gpu(p, _) => p.node_times().await,
         }
@@ -275,9 +280,9 @@ impl Program {
             Program::Gpu(p, _) => Ok(p.run_profiled().await?.table()),
             Program::Cpu(p, _) => {
                 let mut by_op: Vec<(String, usize, f64)> = vec![];
-                for (op, scope, t) in p.times() {
-                    let back = if scope.contains('\'') { " (backward)" } else { "" };
-                    let name = format!("{op}{back}");
+                for (node, t) in p.times() {
+                    let back = if node.role == Role::Backward { " (backward)" } else { "" };
+                    let name = format!("{}{back}", node.op.name());
                     match by_op.iter_mut().find(|x| x.0 == name) {
                         Some(x) => {
                             x.1 += 1;

@@ -5,7 +5,7 @@
 
 use super::exec::NodeTime;
 use super::plan::{Plan, plan};
-use super::{Graph, Source, Tensor};
+use super::{Graph, Role, Source, Tensor};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::gpu::buffer::ReadBack;
 use crate::gpu::kernel::{Bind, Kernel};
@@ -69,8 +69,8 @@ pub struct GpuProgram {
     gpu: Gpu,
     plan: Plan,
     commands: CommandList,
-    /// Operation and scope of each dispatch.
-    origins: Vec<(&'static str, Arc<str>)>,
+    /// Operation, scope and role of each dispatch.
+    origins: Vec<(&'static str, Arc<str>, Role)>,
     inputs: HashMap<String, Buffer>,
     /// Kept values and inputs: where to read them.
     readable: HashMap<usize, (Buffer, usize)>,
@@ -114,6 +114,14 @@ pub fn lower(g: &Graph, keep: &[Tensor], caps: &GpuCaps) -> (Plan, Vec<(usize, G
     (p, launches)
 }
 
+/// What a computed value's buffer is called in errors.
+fn buffer_name(g: &Graph, t: Tensor) -> String {
+    match g.value(t).source {
+        Source::Node(n, _) if g.nodes[n].role == Role::Backward => format!("{} (backward)", g.describe(t)),
+        _ => g.describe(t),
+    }
+}
+
 impl GpuProgram {
     /// Lowers, allocates, compiles. States that the graph uses must exist.
     pub fn new(
@@ -128,7 +136,7 @@ impl GpuProgram {
         let mut names: Vec<String> = vec![String::new(); plan.buffers.len()];
         for (v, b) in &plan.buffer_of {
             if names[*b].is_empty() {
-                names[*b] = g.describe(Tensor { id: *v as u32, shape: g.values[*v].shape });
+                names[*b] = buffer_name(g, Tensor { id: *v as u32, shape: g.values[*v].shape });
             }
         }
         let buffers: Vec<Buffer> = plan
@@ -209,7 +217,7 @@ impl GpuProgram {
                     })
                     .collect();
                 kernels.push((k, regions));
-                origins.push((node.op.name(), node.scope.clone()));
+                origins.push((node.op.name(), node.scope.clone(), node.role));
             }
         }
         stages.push(Stage::Launch(launched..kernels.len()));
@@ -294,9 +302,10 @@ impl GpuProgram {
         let profile = self.run_profiled().await?;
         let times = profile.times.iter().zip(&self.origins);
         Ok(times
-            .map(|((_, micros), (op, scope))| NodeTime {
+            .map(|((_, micros), (op, scope, role))| NodeTime {
                 op: (*op).into(),
                 scope: scope.to_string(),
+                role: *role,
                 micros: *micros,
             })
             .collect())

@@ -92,6 +92,20 @@ pub struct Value {
     pub name: Option<String>,
 }
 
+/// What a node is for in a training step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Computes the model's outputs.
+    #[default]
+    Forward,
+    /// Made by autodiff.
+    Backward,
+    /// Changes parameters and optimiser state, or prepares that.
+    Update,
+    /// Work of the host between ranks, wherever it stands.
+    Communication,
+}
+
 /// One operation with what it reads and makes.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -101,8 +115,10 @@ pub struct Node {
     pub inputs: Vec<Tensor>,
     /// Outputs.
     pub outputs: Vec<Tensor>,
-    /// Where in the model it was made, e.g. `layers.2.attention`; backward nodes end in `'`.
+    /// Where in the model it was made, e.g. `layers.2.attention`; a backward node is where its forward node is.
     pub scope: Arc<str>,
+    /// What it is for.
+    pub role: Role,
 }
 
 /// An append-only list of nodes and values.
@@ -110,8 +126,9 @@ pub struct Node {
 pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     pub(crate) values: Vec<Value>,
-    scopes: Vec<String>,
-    scope: Option<Arc<str>>,
+    scopes: Vec<(String, Role)>,
+    /// Scope and role of the nodes made now, where they are known.
+    place: Option<(Arc<str>, Role)>,
 }
 
 impl Graph {
@@ -193,30 +210,42 @@ impl Graph {
             .enumerate()
             .map(|(i, s)| self.add_value(s, DType::F32, Source::Node(node, i), None))
             .collect();
-        let scope = self.current_scope();
-        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: outputs.clone(), scope });
+        let (scope, role) = self.current_place();
+        let role = if op.host().is_some() { Role::Communication } else { role };
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: outputs.clone(), scope, role });
         outputs
     }
 
-    fn current_scope(&mut self) -> Arc<str> {
+    fn current_place(&mut self) -> (Arc<str>, Role) {
         let scopes = &self.scopes;
-        self.scope.get_or_insert_with(|| scopes.join(".").into()).clone()
+        let place = self.place.get_or_insert_with(|| {
+            let names: Vec<&str> = scopes.iter().map(|s| s.0.as_str()).collect();
+            (names.join(".").into(), scopes.last().map_or(Role::Forward, |s| s.1))
+        });
+        place.clone()
     }
 
-    /// Appends `name` to the scope of the nodes made from now on.
+    /// Appends `name` to the scope of the nodes made from now on, whose role stays what it is.
     pub fn enter(&mut self, name: &str) {
-        self.scopes.push(name.into());
-        self.scope = None;
+        let role = self.scopes.last().map_or(Role::Forward, |s| s.1);
+        self.enter_as(name, role);
     }
 
-    /// Undoes the last [`Graph::enter`].
+    /// [`Graph::enter`] where the nodes have a role of their own.
+    pub fn enter_as(&mut self, name: &str, role: Role) {
+        self.scopes.push((name.into(), role));
+        self.place = None;
+    }
+
+    /// Undoes the last [`Graph::enter`] or [`Graph::enter_as`].
     pub fn leave(&mut self) {
         self.scopes.pop();
-        self.scope = None;
+        self.place = None;
     }
 
-    pub(crate) fn set_scope(&mut self, scope: Option<Arc<str>>) {
-        self.scope = scope;
+    /// Where the nodes made from now on are; `None`: where [`Graph::enter`] says.
+    pub(crate) fn set_place(&mut self, place: Option<(Arc<str>, Role)>) {
+        self.place = place;
     }
 
     /// The state of a name, if the graph has it.
@@ -273,13 +302,13 @@ impl Graph {
                 if new.shape.len() == t.shape.len() { new.reshaped(t.shape) } else { new }
             };
             let inputs: Vec<Tensor> = node.inputs.iter().map(moved).collect();
-            self.set_scope(Some(node.scope.clone()));
+            self.set_place(Some((node.scope.clone(), node.role)));
             for (old, new) in node.outputs.iter().zip(self.push_arc(node.op.clone(), &inputs)) {
                 self.values[new.index()].name.clone_from(&other.values[old.index()].name);
                 at[old.index()] = Some(new);
             }
         }
-        self.set_scope(None);
+        self.set_place(None);
         at.into_iter().map(|t| t.expect("every value has a source")).collect()
     }
 

@@ -9,6 +9,7 @@ use super::step::{GUARD, HYPER, training_step};
 use super::trainer::Trainer;
 use crate::data::batch::Batch;
 use crate::data::feed::Feed;
+use crate::graph::Role;
 use crate::graph::cpu::{BadValue, CpuProgram, CpuState};
 use crate::graph::exec::{Program, State};
 use crate::model::config::TrainConfig;
@@ -147,20 +148,18 @@ impl Trainer {
     }
 
     fn sentence(&self, step: u64, bad: &BadValue) -> anyhow::Error {
-        let scope = bad.scope.replace('\'', "");
-        let pass = match (scope.as_str(), bad.scope.contains('\'')) {
-            ("", _) | ("update", _) => "",
-            (_, true) => " (backward)",
-            (_, false) => " (forward)",
+        let scope = &bad.scope;
+        let pass = match bad.role {
+            Role::Forward => " (forward)",
+            Role::Backward => " (backward)",
+            Role::Update | Role::Communication => "",
         };
         let place = if scope.is_empty() { String::new() } else { format!(" in {scope}{pass}") };
-        // the mark of the backward pass is said in words
-        let name = |tensor: &str| tensor.replace('\'', "");
         let largest = bad.largest.as_ref();
-        let from = largest.map_or(String::new(), |(t, v)| format!(" from {} of up to {v:.1e}", name(t)));
+        let from = largest.map_or(String::new(), |(t, v)| format!(" from {t} of up to {v:.1e}"));
         anyhow!(
             "step {step}: first not finite is {}, {} of {} values, made by {}{place}{from}; {}; {TRY}",
-            name(&bad.tensor),
+            bad.tensor,
             bad.bad,
             bad.of,
             bad.op,
@@ -196,6 +195,7 @@ fn first_bad(
                     tensor: format!("the input `{name}`"),
                     op: "the data",
                     scope: String::new(),
+                    role: Role::Forward,
                     largest: None,
                     bad,
                     of: v.len(),
@@ -293,10 +293,11 @@ mod tests {
     fn the_backward_pass_is_said_in_words() {
         let t = world().trainer(&[], &Device::Cpu);
         let bad = BadValue {
-            tensor: "layers.0.attention':matmul.2 [8, 8]".into(),
+            tensor: "layers.0.attention:matmul.2 [8, 8]".into(),
             op: "matmul",
-            scope: "layers.0.attention'".into(),
-            largest: Some(("head':map.0 [8]".into(), 3e38)),
+            scope: "layers.0.attention".into(),
+            role: Role::Backward,
+            largest: Some(("head:map.0 [8]".into(), 3e38)),
             bad: 1,
             of: 64,
         };

@@ -7,7 +7,7 @@
 
 use super::infer::part_name;
 use super::ranks::{Exchange, Ranks};
-use crate::graph::{Graph, Tensor};
+use crate::graph::{Graph, Role, Tensor};
 use crate::model::build::Model;
 use crate::model::config::{ConfigError, EmbeddingOptimizer, TrainConfig};
 use crate::model::params::{Kind, Param};
@@ -34,6 +34,9 @@ pub struct TrainingStep {
     /// Where the tables lie on several ranks: how their rows come and go.
     pub exchange: Option<Exchange>,
 }
+
+/// The scope of the update.
+pub(super) const UPDATE: &str = "update";
 
 /// State that sums (loss, 1) over steps until the host resets it.
 pub const RUNNING: &str = "running";
@@ -97,7 +100,7 @@ pub fn training_step_over(model: &Model, cfg: &TrainConfig, ranks: &Ranks) -> Tr
 fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> TrainingStep {
     let Backward { mut graph, params, loss, dense, mut tables, exchange, arrived } = backward;
     let g = &mut graph;
-    g.enter("update");
+    g.enter_as(UPDATE, Role::Update);
     let hyper = g.input("hyper", [HYPER]);
     for (p, d) in params.iter().filter(|p| !p.is_table()).zip(&dense) {
         g.name(*d, format!("d {}", p.name));
