@@ -1,16 +1,16 @@
 //! Reverse-mode differentiation: appends the backward graph, node by node from the loss.
 
-use super::{Graph, Role, Tensor};
+use super::{Form, Graph, Role, Tensor};
 use crate::ops::Vjp;
 
 impl Graph {
     /// The gradient of the scalar `loss` with respect to each of `wrt`; zeros where it does not depend on it.
     ///
-    /// The gradient of an embedding table is in the compact form that its gather makes: one row per unique
-    /// id of the batch (see `ops::embedding`), so its shape is not the table's.
+    /// The gradient of an embedding table is in the compact form that its gather makes, [`Form::Rows`]: one row per
+    /// unique id of the batch (see `ops::embedding`), so its shape is not the table's.
     ///
     /// # Panics
-    /// If the loss is not a single element.
+    /// If the loss is not a single element, or a table feeds more than one gather.
     pub fn gradients(&mut self, loss: Tensor, wrt: &[Tensor]) -> Vec<Tensor> {
         assert_eq!(loss.shape().len(), 1, "a loss is one number");
         let seed = self.constant([1], vec![1.0]);
@@ -43,14 +43,8 @@ impl Graph {
             if !wanted.contains(&true) || node.outputs.iter().all(|o| grads[o.index()].is_none()) {
                 continue;
             }
-            let of: Vec<Option<Tensor>> = node
-                .outputs
-                .iter()
-                .map(|o| {
-                    grads[o.index()]
-                        .map(|g| if g.shape().len() == o.shape().len() { g.reshaped(o.shape()) } else { g })
-                })
-                .collect();
+            let of: Vec<Option<Tensor>> =
+                node.outputs.iter().map(|o| grads[o.index()].map(|g| self.shaped(g, *o))).collect();
             self.set_place(Some((node.scope.clone(), Role::Backward)));
             let v = Vjp { inputs: &node.inputs, outputs: &node.outputs, grads: &of, wanted: &wanted };
             let back = node.op.vjp(self, &v);
@@ -69,11 +63,18 @@ impl Graph {
         }
         wrt.iter()
             .map(|t| match grads[t.index()] {
-                Some(g) if g.shape().len() == t.shape().len() => g.reshaped(t.shape()),
-                Some(g) => g,
+                Some(g) => self.shaped(g, *t),
                 None => self.constant(t.shape(), vec![0.0; t.shape().len()]),
             })
             .collect()
+    }
+
+    /// A gradient in the shape of its value; a table's rows have their own.
+    fn shaped(&self, g: Tensor, of: Tensor) -> Tensor {
+        match self.form(g) {
+            Form::Whole => g.reshaped(of.shape()),
+            Form::Rows(_) => g,
+        }
     }
 
     fn accumulate(&mut self, grads: &mut [Option<Tensor>], of: Tensor, g: Tensor) {
@@ -81,9 +82,9 @@ impl Graph {
             None => g,
             Some(old) => {
                 assert_eq!(
-                    old.shape().len(),
-                    g.shape().len(),
-                    "two gradients of different form for {}: a table may feed one gather only",
+                    (self.form(old), self.form(g)),
+                    (Form::Whole, Form::Whole),
+                    "two gradients of {}: a table may feed one gather only",
                     self.describe(of)
                 );
                 self.add(old, g.reshaped(old.shape()))

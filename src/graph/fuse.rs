@@ -55,6 +55,8 @@ pub fn fuse(g: &Graph, keep: &[Tensor]) -> (Graph, Vec<Tensor>) {
             if let Some(name) = &g.values[old.index()].name {
                 f.out.values[new.index()].name.get_or_insert_with(|| name.clone());
             }
+            let at = &f.at;
+            f.out.take_form(new, g.values[old.index()].form, |table| at.get(&table).copied());
             f.at.insert(old.index(), new);
         }
     }

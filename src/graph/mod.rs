@@ -79,6 +79,17 @@ pub enum Source {
     Node(usize, usize),
 }
 
+/// What the rows of a value are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// All there are.
+    #[default]
+    Whole,
+    /// Those of a table (by its [`Tensor::index`]) that the ids of a batch name, each distinct id once: a table's
+    /// gradient.
+    Rows(usize),
+}
+
 /// One value.
 #[derive(Clone, Debug)]
 pub struct Value {
@@ -86,6 +97,8 @@ pub struct Value {
     pub shape: Shape,
     /// Element type.
     pub dtype: DType,
+    /// Which rows it has.
+    pub form: Form,
     /// Origin.
     pub source: Source,
     /// Name for reports and errors, when someone gave one.
@@ -154,7 +167,7 @@ impl Graph {
 
     fn add_value(&mut self, shape: Shape, dtype: DType, source: Source, name: Option<String>) -> Tensor {
         let id = self.values.len() as u32;
-        self.values.push(Value { shape, dtype, source, name });
+        self.values.push(Value { shape, dtype, form: Form::Whole, source, name });
         Tensor { id, shape }
     }
 
@@ -210,6 +223,9 @@ impl Graph {
             .enumerate()
             .map(|(i, s)| self.add_value(s, DType::F32, Source::Node(node, i), None))
             .collect();
+        let forms: Vec<Form> = inputs.iter().map(|t| self.value(*t).form).collect();
+        let form = op.form(&forms);
+        outputs.iter().for_each(|t| self.values[t.index()].form = form);
         let (scope, role) = self.current_place();
         let role = if op.host().is_some() { Role::Communication } else { role };
         self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: outputs.clone(), scope, role });
@@ -304,12 +320,34 @@ impl Graph {
             let inputs: Vec<Tensor> = node.inputs.iter().map(moved).collect();
             self.set_place(Some((node.scope.clone(), node.role)));
             for (old, new) in node.outputs.iter().zip(self.push_arc(node.op.clone(), &inputs)) {
-                self.values[new.index()].name.clone_from(&other.values[old.index()].name);
+                let old_value = &other.values[old.index()];
+                self.values[new.index()].name.clone_from(&old_value.name);
+                self.take_form(new, old_value.form, |table| at[table]);
                 at[old.index()] = Some(new);
             }
         }
         self.set_place(None);
         at.into_iter().map(|t| t.expect("every value has a source")).collect()
+    }
+
+    /// Says that a value is the gradient of a table in the compact form: one row per unique id of the batch.
+    pub fn rows_of(&mut self, table: Tensor, t: Tensor) -> Tensor {
+        self.values[t.index()].form = Form::Rows(table.index());
+        t
+    }
+
+    /// Which rows a value has.
+    pub fn form(&self, t: Tensor) -> Form {
+        self.value(t).form
+    }
+
+    /// The form that a value had in a graph where its table was another value; whole, where that is in this one no longer.
+    fn take_form(&mut self, t: Tensor, form: Form, at: impl Fn(usize) -> Option<Tensor>) {
+        if let Form::Rows(table) = form
+            && let Some(table) = at(table)
+        {
+            self.rows_of(table, t);
+        }
     }
 
     /// Gives a value a name for reports and errors.

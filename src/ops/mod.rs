@@ -45,7 +45,7 @@ pub mod sum_squares;
 pub mod tile;
 
 use crate::gpu::kernel::Kernel;
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Form, Graph, Shape, Tensor};
 use std::any::Any;
 use std::fmt::Debug;
 
@@ -127,6 +127,11 @@ pub trait Op: Debug + Send + Sync + Any {
     /// # Panics
     /// If the inputs do not fit: a bug in the model builder, which validates configurations first.
     fn outputs(&self, inputs: &[Shape]) -> Vec<Shape>;
+
+    /// The form of the outputs, of the inputs' forms; only an operation that keeps rows apart has another than the whole.
+    fn form(&self, _: &[Form]) -> Form {
+        Form::Whole
+    }
 
     /// Floating-point operations. Bytes default to reading every input and writing every output once.
     fn flops(&self, inputs: &[Shape], outputs: &[Shape]) -> f64;

@@ -9,7 +9,7 @@ use super::optim::HYPER;
 use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Form, Graph, Shape, Tensor};
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
@@ -59,6 +59,10 @@ impl Op for RowL2 {
         assert_eq!(s[0].last(), s[1].last(), "the gradient's rows are as wide as the table's");
         assert_eq!((s[2].len(), s[3].len(), s[4].len()), (n, n + 1, HYPER));
         vec![s[1]]
+    }
+
+    fn form(&self, inputs: &[Form]) -> Form {
+        inputs[1]
     }
 
     fn flops(&self, s: &[Shape], _: &[Shape]) -> f64 {

@@ -11,7 +11,6 @@ use super::layout::{Layout, Piece};
 use crate::collective::{Communicator, Handle, Result, Wire};
 use crate::graph::{Graph, Shape, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
-use crate::ops::embedding_grad::EmbeddingGrad;
 use crate::ops::host::{HostWork, Pending};
 use crate::ops::sparse_index::SparseIndex;
 use crate::sync::lock;
@@ -144,8 +143,9 @@ impl Exchange {
             .enumerate()
             .map(|(i, (p, rows))| {
                 let index = SparseInputs::new(g, &self.inputs(i).1, self.shared.places(p), false);
-                let sum = g.push(EmbeddingGrad, &[rows, index.order, index.segments]);
-                (state_of(g, &p.state_name(&names[p.table])), sum, index)
+                let table = state_of(g, &p.state_name(&names[p.table]));
+                let sum = g.embedding_grad(table, rows, &[index.order, index.segments]);
+                (table, sum, index)
             })
             .collect();
         (out, token)

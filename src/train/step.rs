@@ -7,12 +7,11 @@
 
 use super::infer::part_name;
 use super::ranks::{Exchange, Ranks};
-use crate::graph::{Graph, Role, Tensor};
+use crate::graph::{Form, Graph, Role, Tensor};
 use crate::model::build::Model;
 use crate::model::config::{ConfigError, EmbeddingOptimizer, TrainConfig};
 use crate::model::params::{Kind, Param};
 use crate::ops::embedding::SparseInputs;
-use crate::ops::embedding_grad::EmbeddingGrad;
 use crate::ops::optim::Adam;
 
 /// Elements of the `hyper` input.
@@ -110,6 +109,7 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
             let (lambda, by_frequency) = (cfg.embedding_l2, cfg.embedding_l2_frequency);
             t.grad = g.row_l2(lambda, by_frequency, t.table, t.grad, t.index.unique, t.occurrences, hyper);
         }
+        assert_eq!(g.form(t.grad), Form::Rows(t.table.index()), "the gradient of {}", t.name);
         g.name(t.grad, format!("d {}", t.name));
     }
     let table_grads: Vec<Tensor> = tables.iter().map(|t| t.grad).collect();
@@ -254,6 +254,7 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) ->
     let (mut loss, mut weight) = (loss.expect("a part"), weight.expect("a part"));
     g.enter("accumulate");
     let mut dense: Vec<Tensor> = dense.into_iter().map(|d| d.expect("a part")).collect();
+    let whole: Vec<Tensor> = params.iter().filter(|p| p.is_table()).map(|p| p.tensor).collect();
     // of each table in one go: what every part gathered
     let mut table_grads = vec![];
     for (i, (of, parts)) in model.gathers.iter().zip(&gathered).enumerate() {
@@ -261,8 +262,9 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) ->
         let flat: Vec<Tensor> = parts.iter().map(|t| t.reshaped([t.shape().len() / width, width])).collect();
         let dy = if flat.len() == 1 { flat[0] } else { g.concat(&flat, 0) };
         let s = SparseInputs::new(&mut g, &format!("table{i}"), k * of.ids, of.scaled);
-        let inputs = [dy, s.order, s.segments].into_iter().chain(s.scale);
-        table_grads.push((g.push(EmbeddingGrad, &inputs.collect::<Vec<_>>()), s));
+        let table = working.get(i).map_or_else(|| whole[i], |w| w.1);
+        let index: Vec<Tensor> = s.tensors().collect();
+        table_grads.push((g.embedding_grad(table, dy, &index), s));
     }
     if let Some(ranks) = ranks {
         let both = ranks.sum_of_losses(&mut g, &[loss, weight]);
