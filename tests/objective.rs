@@ -190,7 +190,7 @@ fn the_loss_is_its_formula() {
         let values = m
             .params
             .iter()
-            .map(|p| (p.name.clone(), p.initial(3).iter().map(|x| f64::from(*x)).collect::<Vec<f64>>()));
+            .map(|p| (p.id(), p.initial(3).iter().map(|x| f64::from(*x)).collect::<Vec<f64>>()));
         let mut state = CpuState { values: values.collect() };
         p.run(&mut state);
         let (loss, logits) = (p.read(m.loss)[0], p.read(m.logits));

@@ -137,7 +137,7 @@ impl Exec {
 
     fn get(&self, name: &str) -> Vec<f64> {
         match self {
-            Exec::F64(s) => s.values[name].clone(),
+            Exec::F64(s) => s.values[&name.into()].clone(),
             Exec::F32(_, s) => {
                 pollster::block_on(s.get(&[name])).unwrap()[0].iter().map(|x| *x as f64).collect()
             }

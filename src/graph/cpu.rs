@@ -1,7 +1,7 @@
 //! The CPU executor: the graph in f32 (the fallback where there is no GPU) or f64 (the oracle).
 
 use super::plan::{Plan, plan};
-use super::{DType, Graph, Node, Role, Source, Tensor};
+use super::{DType, Graph, InputId, Node, Role, Source, StateId, Tensor};
 use crate::gpu::GpuError;
 use crate::ops::Real;
 use crate::ops::cpu::{Cpu, Slot};
@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 use web_time::Instant;
 
-/// Persistent values by name.
+/// Persistent values.
 #[derive(Clone, Debug, Default)]
 pub struct CpuState<T> {
     /// Parameters and optimiser state.
-    pub values: HashMap<String, Vec<T>>,
+    pub values: HashMap<StateId, Vec<T>>,
 }
 
 /// A compiled graph.
@@ -23,7 +23,7 @@ pub struct CpuProgram<T> {
     graph: Graph,
     plan: Plan,
     buffers: Vec<Vec<T>>,
-    inputs: HashMap<String, InputBuffer<T>>,
+    inputs: HashMap<InputId, InputBuffer<T>>,
     constants: HashMap<usize, Vec<T>>,
     /// Work of the host in progress, by node; and before which place of the order each is waited for, first to last.
     pending: HashMap<usize, Box<dyn Pending>>,
@@ -89,39 +89,33 @@ impl<T: Real> CpuProgram<T> {
     }
 
     /// Whether the graph reads this input.
-    pub fn has_input(&self, name: &str) -> bool {
-        self.inputs.contains_key(name)
+    pub fn has_input(&self, id: impl Into<InputId>) -> bool {
+        self.inputs.contains_key(&id.into())
     }
 
     /// Copies floats into an input.
     ///
     /// # Panics
     /// If there is no such input or its size differs.
-    pub fn set(&mut self, name: &str, data: &[f32]) {
-        match self.inputs.get_mut(name) {
-            Some(InputBuffer::F(b)) => {
-                assert_eq!(b.len(), data.len(), "input {name}");
-                for (b, x) in b.iter_mut().zip(data) {
-                    *b = T::of(*x as f64);
-                }
-            }
-            _ => panic!("no float input named {name}"),
-        }
+    pub fn set(&mut self, id: impl Into<InputId>, data: &[f32]) {
+        self.set_with(&id.into(), data, |x| T::of(f64::from(x)));
     }
 
     /// Copies floats into an input at full precision.
     ///
     /// # Panics
     /// As [`CpuProgram::set`].
-    pub fn set64(&mut self, name: &str, data: &[f64]) {
-        match self.inputs.get_mut(name) {
+    pub fn set64(&mut self, id: impl Into<InputId>, data: &[f64]) {
+        self.set_with(&id.into(), data, T::of);
+    }
+
+    fn set_with<X: Copy>(&mut self, id: &InputId, data: &[X], of: impl Fn(X) -> T) {
+        match self.inputs.get_mut(id) {
             Some(InputBuffer::F(b)) => {
-                assert_eq!(b.len(), data.len(), "input {name}");
-                for (b, x) in b.iter_mut().zip(data) {
-                    *b = T::of(*x);
-                }
+                assert_eq!(b.len(), data.len(), "input {id}");
+                b.iter_mut().zip(data).for_each(|(b, x)| *b = of(*x));
             }
-            _ => panic!("no float input named {name}"),
+            _ => panic!("no float input named {id}"),
         }
     }
 
@@ -129,10 +123,11 @@ impl<T: Real> CpuProgram<T> {
     ///
     /// # Panics
     /// As [`CpuProgram::set`].
-    pub fn set_ids(&mut self, name: &str, data: &[u32]) {
-        match self.inputs.get_mut(name) {
+    pub fn set_ids(&mut self, id: impl Into<InputId>, data: &[u32]) {
+        let id = id.into();
+        match self.inputs.get_mut(&id) {
             Some(InputBuffer::U(b)) => b.copy_from_slice(data),
-            _ => panic!("no id input named {name}"),
+            _ => panic!("no id input named {id}"),
         }
     }
 

@@ -34,15 +34,17 @@ pub fn dot(g: &Graph, order: &[usize]) -> String {
                     let _ = writeln!(s, "  n{p} -> n{n};");
                 }
                 Source::Const(_) => {}
-                Source::Input(name) | Source::State(name) => {
-                    leaves.insert((t.index(), name.clone(), g.value(*t).shape.to_string()));
+                Source::Input(_) | Source::State(_) => {
+                    let v = g.value(*t);
+                    let name = v.name.as_deref().unwrap_or_default();
+                    leaves.insert((t.index(), name, v.shape.to_string()));
                     let _ = writeln!(s, "  v{} -> n{n};", t.index());
                 }
             }
         }
     }
     for (i, name, shape) in leaves {
-        let _ = writeln!(s, "  v{i} [shape=ellipse, label=\"{}\\n{shape}\"];", escape(&name));
+        let _ = writeln!(s, "  v{i} [shape=ellipse, label=\"{}\\n{shape}\"];", escape(name));
     }
     s.push_str("}\n");
     s

@@ -4,7 +4,7 @@ use super::cpu::{CpuProgram, CpuState};
 use super::fuse::fuse;
 use super::gpu::{GpuProgram, GpuState};
 use super::plan::Plan;
-use super::{Graph, Role, Tensor};
+use super::{Graph, InputId, Role, StateId, Tensor};
 use crate::gpu::{Gpu, GpuError};
 use crate::ops::{GpuCaps, MatmulChoice};
 use std::borrow::Cow;
@@ -93,13 +93,14 @@ impl State {
     }
 
     /// Creates or overwrites a value.
-    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
+    pub fn set(&mut self, id: impl Into<StateId>, data: &[f32]) -> Result<(), GpuError> {
+        let id = id.into();
         match self {
             State::Cpu(s) => {
-                s.values.insert(name.into(), data.to_vec());
+                s.values.insert(id, data.to_vec());
                 Ok(())
             }
-            State::Gpu(s) => s.set(name, data),
+            State::Gpu(s) => s.set(&id, data),
         }
     }
 
@@ -107,16 +108,17 @@ impl State {
     ///
     /// # Panics
     /// If one does not exist.
-    pub async fn view(&self, names: &[&str]) -> Result<Vec<Cow<'_, [f32]>>, GpuError> {
+    pub async fn view<I: Clone + Into<StateId>>(&self, ids: &[I]) -> Result<Vec<Cow<'_, [f32]>>, GpuError> {
+        let ids: Vec<StateId> = ids.iter().map(|id| id.clone().into()).collect();
         match self {
-            State::Cpu(s) => Ok(names
+            State::Cpu(s) => Ok(ids
                 .iter()
-                .map(|n| {
-                    let v = s.values.get(*n).unwrap_or_else(|| panic!("no state named {n}"));
+                .map(|id| {
+                    let v = s.values.get(id).unwrap_or_else(|| panic!("no state named {id}"));
                     Cow::Borrowed(v.as_slice())
                 })
                 .collect()),
-            State::Gpu(s) => Ok(s.get(names).await?.into_iter().map(Cow::Owned).collect()),
+            State::Gpu(s) => Ok(s.get(&ids).await?.into_iter().map(Cow::Owned).collect()),
         }
     }
 
@@ -124,14 +126,8 @@ impl State {
     ///
     /// # Panics
     /// If one does not exist.
-    pub async fn get(&self, names: &[&str]) -> Result<Vec<Vec<f32>>, GpuError> {
-        match self {
-            State::Cpu(s) => Ok(names
-                .iter()
-                .map(|n| s.values.get(*n).unwrap_or_else(|| panic!("no state named {n}")).clone())
-                .collect()),
-            State::Gpu(s) => s.get(names).await,
-        }
+    pub async fn get<I: Clone + Into<StateId>>(&self, ids: &[I]) -> Result<Vec<Vec<f32>>, GpuError> {
+        Ok(self.view(ids).await?.into_iter().map(Cow::into_owned).collect())
     }
 }
 
@@ -171,32 +167,32 @@ impl Program {
     }
 
     /// Whether the graph reads this input.
-    pub fn has_input(&self, name: &str) -> bool {
+    pub fn has_input(&self, id: impl Into<InputId>) -> bool {
         match self {
-            Program::Cpu(p, _) => p.has_input(name),
-            Program::Gpu(p, _) => p.has_input(name),
+            Program::Cpu(p, _) => p.has_input(id),
+            Program::Gpu(p, _) => p.has_input(id),
         }
     }
 
     /// Uploads floats.
-    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
+    pub fn set(&mut self, id: impl Into<InputId>, data: &[f32]) -> Result<(), GpuError> {
         match self {
             Program::Cpu(p, _) => {
-                p.set(name, data);
+                p.set(id, data);
                 Ok(())
             }
-            Program::Gpu(p, _) => p.set(name, data),
+            Program::Gpu(p, _) => p.set(id, data),
         }
     }
 
     /// Uploads ids.
-    pub fn set_ids(&mut self, name: &str, data: &[u32]) -> Result<(), GpuError> {
+    pub fn set_ids(&mut self, id: impl Into<InputId>, data: &[u32]) -> Result<(), GpuError> {
         match self {
             Program::Cpu(p, _) => {
-                p.set_ids(name, data);
+                p.set_ids(id, data);
                 Ok(())
             }
-            Program::Gpu(p, _) => p.set(name, data),
+            Program::Gpu(p, _) => p.set(id, data),
         }
     }
 

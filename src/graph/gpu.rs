@@ -5,7 +5,7 @@
 
 use super::exec::NodeTime;
 use super::plan::{Plan, plan};
-use super::{Graph, Role, Source, Tensor};
+use super::{Graph, InputId, Role, Source, StateId, Tensor};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::gpu::buffer::ReadBack;
 use crate::gpu::kernel::{Bind, Kernel};
@@ -20,11 +20,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Persistent values on the device, by name.
+/// Persistent values on the device.
 #[derive(Debug)]
 pub struct GpuState {
     gpu: Gpu,
-    values: HashMap<String, (Buffer, usize)>,
+    values: HashMap<StateId, (Buffer, usize)>,
 }
 
 impl GpuState {
@@ -34,32 +34,27 @@ impl GpuState {
     }
 
     /// Creates or overwrites a value.
-    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
-        match self.values.get(name) {
+    pub fn set(&mut self, id: &StateId, data: &[f32]) -> Result<(), GpuError> {
+        match self.values.get(id) {
             Some((b, n)) if *n == data.len() => self.gpu.write(b, 0, data),
             _ => {
-                let b = self.gpu.create_buffer_with(name, data)?;
-                self.values.insert(name.into(), (b, data.len()));
+                let b = self.gpu.create_buffer_with(&id.to_string(), data)?;
+                self.values.insert(id.clone(), (b, data.len()));
                 Ok(())
             }
         }
     }
 
     /// Copies values to the host.
-    pub async fn get(&self, names: &[&str]) -> Result<Vec<Vec<f32>>, GpuError> {
-        let reads: Vec<_> = names
+    pub async fn get(&self, ids: &[StateId]) -> Result<Vec<Vec<f32>>, GpuError> {
+        let reads: Vec<_> = ids
             .iter()
-            .map(|n| {
-                let (b, len) = self.values.get(*n).unwrap_or_else(|| panic!("no state named {n}"));
+            .map(|id| {
+                let (b, len) = self.values.get(id).unwrap_or_else(|| panic!("no state named {id}"));
                 (b, 0..*len as u64)
             })
             .collect();
         self.gpu.read_many_async(&reads).await
-    }
-
-    /// Whether a value exists.
-    pub fn contains(&self, name: &str) -> bool {
-        self.values.contains_key(name)
     }
 }
 
@@ -71,7 +66,7 @@ pub struct GpuProgram {
     commands: CommandList,
     /// Operation, scope and role of each dispatch.
     origins: Vec<(&'static str, Arc<str>, Role)>,
-    inputs: HashMap<String, Buffer>,
+    inputs: HashMap<InputId, Buffer>,
     /// Kept values and inputs: where to read them.
     readable: HashMap<usize, (Buffer, usize)>,
     host: Vec<HostNode>,
@@ -156,7 +151,10 @@ impl GpuProgram {
         for (i, v) in g.values.iter().enumerate().filter(|(i, _)| used.contains(i)) {
             match &v.source {
                 Source::Input(name) => {
-                    inputs.insert(name.clone(), gpu.create_buffer(name, 4 * v.shape.len() as u64)?);
+                    inputs.insert(
+                        name.clone(),
+                        gpu.create_buffer(&name.to_string(), 4 * v.shape.len() as u64)?,
+                    );
                 }
                 Source::Const(c) => {
                     let data: Vec<f32> = c.iter().map(|&x| x as f32).collect();
@@ -241,13 +239,14 @@ impl GpuProgram {
     }
 
     /// Whether the graph reads this input.
-    pub fn has_input(&self, name: &str) -> bool {
-        self.inputs.contains_key(name)
+    pub fn has_input(&self, id: impl Into<InputId>) -> bool {
+        self.inputs.contains_key(&id.into())
     }
 
     /// Uploads an input (floats or ids, both 32 bits wide).
-    pub fn set<T: bytemuck::NoUninit>(&mut self, name: &str, data: &[T]) -> Result<(), GpuError> {
-        let b = self.inputs.get(name).unwrap_or_else(|| panic!("no input named {name}"));
+    pub fn set<T: bytemuck::NoUninit>(&mut self, id: impl Into<InputId>, data: &[T]) -> Result<(), GpuError> {
+        let id = id.into();
+        let b = self.inputs.get(&id).unwrap_or_else(|| panic!("no input named {id}"));
         self.gpu.write(b, 0, data)
     }
 

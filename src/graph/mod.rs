@@ -10,6 +10,7 @@ pub mod dot;
 pub mod exec;
 pub mod fuse;
 pub mod gpu;
+mod ids;
 pub mod plan;
 mod shape;
 #[doc(hidden)]
@@ -18,6 +19,7 @@ pub mod testing;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod tune;
 
+pub use ids::{InputId, Slot, StateId};
 pub use shape::{MAX_RANK, Shape};
 
 use crate::ops::Op;
@@ -69,10 +71,10 @@ pub enum DType {
 /// Where a value comes from.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Uploaded before each step, by name.
-    Input(String),
-    /// Lives across steps: parameters, optimiser state. By name.
-    State(String),
+    /// Uploaded before each step.
+    Input(InputId),
+    /// Lives across steps: parameters, optimiser state.
+    State(StateId),
     /// Fixed numbers.
     Const(Arc<Vec<f64>>),
     /// Output `.1` of node `.0`.
@@ -172,18 +174,21 @@ impl Graph {
     }
 
     /// A float input, uploaded before each step.
-    pub fn input(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
-        self.named(name, shape.into(), DType::F32, Source::Input(name.into()))
+    pub fn input(&mut self, id: impl Into<InputId>, shape: impl Into<Shape>) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), DType::F32, Source::Input(id))
     }
 
     /// An input of ids or offsets.
-    pub fn input_ids(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
-        self.named(name, shape.into(), DType::U32, Source::Input(name.into()))
+    pub fn input_ids(&mut self, id: impl Into<InputId>, shape: impl Into<Shape>) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), DType::U32, Source::Input(id))
     }
 
-    /// A persistent value (parameter or optimiser state), shared by name between graphs.
-    pub fn state(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
-        self.named(name, shape.into(), DType::F32, Source::State(name.into()))
+    /// A persistent value (parameter or optimiser state), shared by its id between graphs.
+    pub fn state(&mut self, id: impl Into<StateId>, shape: impl Into<Shape>) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), DType::F32, Source::State(id))
     }
 
     /// A constant.
@@ -195,7 +200,8 @@ impl Graph {
 
     fn named(&mut self, name: &str, shape: Shape, dtype: DType, source: Source) -> Tensor {
         let clash = self.values.iter().any(|v| match (&v.source, &source) {
-            (Source::Input(a), Source::Input(b)) | (Source::State(a), Source::State(b)) => a == b,
+            (Source::Input(a), Source::Input(b)) => a == b,
+            (Source::State(a), Source::State(b)) => a == b,
             _ => false,
         });
         assert!(!clash, "the graph already has an input or state named {name}");
@@ -264,17 +270,17 @@ impl Graph {
         self.place = place;
     }
 
-    /// The state of a name, if the graph has it.
-    pub fn state_named(&self, name: &str) -> Option<Tensor> {
+    /// A state, if the graph has it.
+    pub fn find_state(&self, id: &StateId) -> Option<Tensor> {
         self.values
             .iter()
-            .position(|v| matches!(&v.source, Source::State(n) if n == name))
+            .position(|v| matches!(&v.source, Source::State(n) if n == id))
             .map(|i| Tensor { id: i as u32, shape: self.values[i].shape })
     }
 
-    /// Appends another graph. States are shared by name with those that are there already; inputs are renamed by
+    /// Appends another graph. States are shared by their ids with those that are there already; inputs are renamed by
     /// `rename`. Returns where each of the other's values is now.
-    pub fn append(&mut self, other: &Graph, rename: impl Fn(&str) -> String) -> Vec<Tensor> {
+    pub fn append(&mut self, other: &Graph, rename: impl Fn(&InputId) -> InputId) -> Vec<Tensor> {
         self.append_replacing(other, rename, &[])
     }
 
@@ -283,11 +289,11 @@ impl Graph {
     pub fn append_replacing(
         &mut self,
         other: &Graph,
-        rename: impl Fn(&str) -> String,
-        replaced: &[(String, Tensor)],
+        rename: impl Fn(&InputId) -> InputId,
+        replaced: &[(StateId, Tensor)],
     ) -> Vec<Tensor> {
         let mut at: Vec<Option<Tensor>> = vec![None; other.values.len()];
-        let known: std::collections::HashMap<String, Tensor> = self
+        let known: std::collections::HashMap<StateId, Tensor> = self
             .values
             .iter()
             .enumerate()
@@ -300,7 +306,7 @@ impl Graph {
             at[i] = match &v.source {
                 Source::Input(n) => {
                     let n = rename(n);
-                    Some(self.named(&n, v.shape, v.dtype, Source::Input(n.clone())))
+                    Some(self.named(&n.to_string(), v.shape, v.dtype, Source::Input(n)))
                 }
                 Source::State(n) => Some(match replaced.iter().find(|r| r.0 == *n) {
                     Some((_, other)) => *other,
@@ -369,8 +375,8 @@ impl Graph {
         }
     }
 
-    /// Names and shapes of the states that the graph uses, in order of appearance.
-    pub fn states(&self) -> Vec<(String, Shape)> {
+    /// Ids and shapes of the states that the graph uses, in order of appearance.
+    pub fn states(&self) -> Vec<(StateId, Shape)> {
         self.values
             .iter()
             .filter_map(|v| match &v.source {

@@ -2,7 +2,7 @@
 
 use super::cpu::{CpuProgram, CpuState};
 use super::exec::{Device, Program, State};
-use super::{DType, Graph, Source, Tensor, fuse};
+use super::{DType, Graph, InputId, Source, StateId, Tensor, fuse};
 use crate::gpu::{DeviceChoice, GpuOptions, Selected};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -51,19 +51,19 @@ pub fn check_device_with(
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let mut g = Graph::new();
     let keep = build(&mut g);
-    let states: Vec<(String, Vec<f64>)> = g
+    let states: Vec<(StateId, Vec<f64>)> = g
         .states()
         .into_iter()
         .enumerate()
         .map(|(i, (n, s))| (n, noise(s.len(), i as u64 + 11).iter().map(|x| x * scale).collect()))
         .collect();
-    let floats: Vec<(String, Vec<f64>)> = g
+    let floats: Vec<(InputId, Vec<f64>)> = g
         .values()
         .iter()
         .filter_map(|v| match &v.source {
             Source::Input(n) if v.dtype == DType::F32 => Some((
                 n.clone(),
-                noise(v.shape.len(), n.len() as u64 + 71).iter().map(|x| x * scale).collect(),
+                noise(v.shape.len(), n.name.len() as u64 + 71).iter().map(|x| x * scale).collect(),
             )),
             _ => None,
         })

@@ -1,7 +1,7 @@
 //! The graph, its adjoints and passes on the operations that everything else is built from.
 
 use super::cpu::{CpuProgram, CpuState};
-use super::{Graph, Role, Tensor, dot, fuse, plan};
+use super::{Graph, InputId, Role, Tensor, dot, fuse, plan};
 use crate::ops::matmul::Trans;
 
 /// Deterministic numbers in (-1, 1).
@@ -21,7 +21,7 @@ pub fn noise(n: usize, seed: u64) -> Vec<f64> {
 pub fn run64(g: &Graph, keep: &[Tensor], states: &[(&str, Vec<f64>)]) -> Vec<Vec<f64>> {
     let mut p = CpuProgram::<f64>::new(g.clone(), keep);
     plan::verify(g, keep, p.plan()).unwrap();
-    let mut s = CpuState { values: states.iter().map(|(n, v)| (n.to_string(), v.clone())).collect() };
+    let mut s = CpuState { values: states.iter().map(|(n, v)| (n.into(), v.clone())).collect() };
     p.run(&mut s);
     keep.iter().map(|t| p.read(*t)).collect()
 }
@@ -276,7 +276,7 @@ fn nodes_have_roles_that_passes_keep() {
     g.leave();
     let (f, _) = fuse::fuse(&g, &[norm]);
     let mut twice = Graph::new();
-    twice.append(&g, str::to_string);
+    twice.append(&g, InputId::clone);
     for g in [&g, &f, &twice] {
         let of = |op: &str| -> Vec<(String, Role)> {
             let nodes = g.nodes().iter().filter(|n| n.op.name() == op);

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
     use crate::graph::cpu::{CpuProgram, CpuState};
     use crate::graph::tests::noise;
-    use crate::graph::{Form, fuse};
+    use crate::graph::{Form, InputId, fuse};
     use crate::ops::expr::Un;
 
     struct Case {
@@ -442,17 +442,17 @@ mod tests {
         let twice = g.add(half, grad);
         let c = g.constant([4, 2], vec![1.0; 8]);
         let other = g.mul(grad, c);
-        let table = g.state_named("table").expect("made");
+        let table = g.find_state(&"table".into()).expect("made");
         assert_eq!(
             [half, twice, other].map(|t| g.form(t)),
             [Form::Rows(table.index()), Form::Rows(table.index()), Form::Whole]
         );
         // one node of the two, with the table's place in the new graph
         let (f, keep) = fuse::fuse(&g, &[twice]);
-        assert_eq!(f.form(keep[0]), Form::Rows(f.state_named("table").expect("read").index()));
+        assert_eq!(f.form(keep[0]), Form::Rows(f.find_state(&"table".into()).expect("read").index()));
         let mut h = Graph::new();
         h.constant([1], vec![0.0]);
-        let at = h.append(&g, str::to_string);
+        let at = h.append(&g, InputId::clone);
         assert_eq!(h.form(at[grad.index()]), Form::Rows(at[table.index()].index()));
         assert_ne!(table.index(), at[table.index()].index());
     }

@@ -267,6 +267,7 @@ pub(crate) mod tests {
         ids: &[(&str, Vec<u32>)],
         tol: f64,
     ) {
+        use crate::graph::StateId;
         use crate::graph::cpu::{CpuProgram, CpuState};
         use crate::graph::exec::{Device, Program, State};
         let mut g = Graph::new();
@@ -274,7 +275,7 @@ pub(crate) mod tests {
         let mut p = CpuProgram::<f64>::new(g.clone(), &[]);
         let f32s = |v: &[f64]| v.iter().map(|x| *x as f32).collect::<Vec<_>>();
         let exact = |v: &[f64]| v.iter().map(|x| *x as f32 as f64).collect::<Vec<_>>();
-        let mut want = CpuState { values: states.iter().map(|(n, v)| (n.to_string(), exact(v))).collect() };
+        let mut want = CpuState { values: states.iter().map(|(n, v)| (n.into(), exact(v))).collect() };
         for (n, v) in ids {
             p.set_ids(n, v);
         }
@@ -293,7 +294,7 @@ pub(crate) mod tests {
             p.run(&mut s).unwrap();
             for (n, start) in states {
                 let got = &pollster::block_on(s.get(&[n])).unwrap()[0];
-                let want = &want.values[*n];
+                let want = &want.values[&StateId::from(*n)];
                 assert!(want.iter().zip(start).any(|(a, b)| a != b), "{n} did not change");
                 let top = want.iter().fold(0f64, |m, x| m.max(x.abs()));
                 for (j, (w, x)) in want.iter().zip(got).enumerate() {

@@ -152,7 +152,7 @@ mod tests {
             c.set_ids("u", &index.unique);
             c.set_ids("s", &index.segments);
             let g0 = noise(6 * d, 8);
-            let values = [("t".to_string(), table.clone()), ("g".to_string(), g0.clone())].into();
+            let values = [("t".into(), table.clone()), ("g".into(), g0.clone())].into();
             c.run(&mut CpuState { values });
             let got = c.read(y);
             let penalty = |t: &[f64]| -> f64 {

@@ -9,7 +9,7 @@
 
 use super::layout::{Layout, Piece};
 use crate::collective::{Communicator, Handle, Result, Wire};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Graph, Shape, StateId, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
 use crate::ops::host::{HostWork, Pending};
 use crate::ops::sparse_index::SparseIndex;
@@ -110,15 +110,15 @@ impl Exchange {
         self.shared.own()
     }
 
-    /// Appends the way of the rows: the working table of each table, `[capacity, width]`. `names[t]` is the table's name.
-    pub fn pull(&self, g: &mut Graph, names: &[String]) -> Vec<Tensor> {
+    /// Appends the way of the rows: the working table of each table, `[capacity, width]`. `ids[t]` is the whole table's.
+    pub fn pull(&self, g: &mut Graph, ids: &[StateId]) -> Vec<Tensor> {
         let s = &self.shared;
         let gathered: Vec<Tensor> = self
             .own()
             .iter()
             .enumerate()
             .map(|(i, p)| {
-                let table = g.state(&p.state_name(&names[p.table]), [p.rows(), p.width()]);
+                let table = g.state(p.state_id(&ids[p.table]), [p.rows(), p.width()]);
                 let ids = g.input_ids(&self.inputs(i).0, [s.places(p), 1]);
                 g.gather(table, ids, None).reshaped([s.places(p), p.width()])
             })
@@ -131,7 +131,7 @@ impl Exchange {
     pub fn push(
         &self,
         g: &mut Graph,
-        names: &[String],
+        ids: &[StateId],
         grads: &[Tensor],
     ) -> (Vec<(Tensor, Tensor, SparseInputs)>, Tensor) {
         let mut arrived = g.host(Arc::new(Push(self.shared.clone())), grads);
@@ -143,7 +143,7 @@ impl Exchange {
             .enumerate()
             .map(|(i, (p, rows))| {
                 let index = SparseInputs::new(g, &self.inputs(i).1, self.shared.places(p), false);
-                let table = state_of(g, &p.state_name(&names[p.table]));
+                let table = state_of(g, &p.state_id(&ids[p.table]));
                 let sum = g.embedding_grad(table, rows, &[index.order, index.segments]);
                 (table, sum, index)
             })
@@ -242,8 +242,8 @@ impl Drop for Asking {
 }
 
 /// The tensor of a state that the graph has already.
-fn state_of(g: &Graph, name: &str) -> Tensor {
-    g.state_named(name).unwrap_or_else(|| panic!("no state named {name}"))
+fn state_of(g: &Graph, id: &StateId) -> Tensor {
+    g.find_state(id).unwrap_or_else(|| panic!("no state named {id}"))
 }
 
 /// Rows to those who asked: inputs, what was gathered from each own piece; outputs, the working tables.

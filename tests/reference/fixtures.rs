@@ -182,7 +182,7 @@ fn run64(c: &Case, b: &Built) -> Vec<(String, Vec<f64>)> {
             p.set_ids(n, v);
         }
     }
-    let mut s = CpuState { values: b.states.iter().cloned().collect() };
+    let mut s = CpuState { values: b.states.iter().map(|(n, v)| (n.into(), v.clone())).collect() };
     p.run(&mut s);
     keep.iter().map(|(n, t)| (n.clone(), p.read(*t))).collect()
 }
