@@ -129,7 +129,7 @@ impl Exec {
     fn set(&mut self, name: &str, data: &[f64]) {
         match self {
             Exec::F64(s) => {
-                s.values.insert(name.into(), data.to_vec());
+                s.values.insert(name.into(), data.to_vec().into());
             }
             Exec::F32(_, s) => s.set(name, &data.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap(),
         }
@@ -137,7 +137,7 @@ impl Exec {
 
     fn get(&self, name: &str) -> Vec<f64> {
         match self {
-            Exec::F64(s) => s.values[&name.into()].clone(),
+            Exec::F64(s) => s.values[&name.into()].floats().into_owned(),
             Exec::F32(_, s) => {
                 pollster::block_on(s.get(&[name])).unwrap()[0].iter().map(|x| *x as f64).collect()
             }
@@ -312,7 +312,7 @@ fn reference_clipping_by_global_norm() {
                 let zeros = vec![0.0; grad.shape().len()];
                 let mut state = |k: &str| {
                     x.set(&format!("{k}{i}"), &zeros);
-                    g.state(&format!("{k}{i}"), grad.shape())
+                    g.state(format!("{k}{i}"), grad.shape())
                 };
                 let (theta, m, v) = (state("theta"), state("m"), state("v"));
                 g.adamw(options, theta, m, v, *grad, h, n);

@@ -1,6 +1,6 @@
 //! Reverse-mode differentiation: appends the backward graph, node by node from the loss.
 
-use super::{Form, Graph, Role, Tensor};
+use super::{DType, Form, Graph, Role, Tensor};
 use crate::ops::Vjp;
 
 impl Graph {
@@ -64,7 +64,10 @@ impl Graph {
         wrt.iter()
             .map(|t| match grads[t.index()] {
                 Some(g) => self.shaped(g, *t),
-                None => self.constant(t.shape(), vec![0.0; t.shape().len()]),
+                None => {
+                    let zeros = self.constant(t.shape(), vec![0.0; t.shape().len()]);
+                    self.stored_as(zeros, *t)
+                }
             })
             .collect()
     }
@@ -77,9 +80,17 @@ impl Graph {
         }
     }
 
+    /// A gradient has the storage type of its value.
+    fn stored_as(&mut self, g: Tensor, of: Tensor) -> Tensor {
+        match self.value(of).dtype {
+            DType::U32 => g,
+            dtype => self.cast(g, dtype),
+        }
+    }
+
     fn accumulate(&mut self, grads: &mut [Option<Tensor>], of: Tensor, g: Tensor) {
         grads[of.index()] = Some(match grads[of.index()] {
-            None => g,
+            None => self.stored_as(g, of),
             Some(old) => {
                 assert_eq!(
                     (self.form(old), self.form(g)),
@@ -87,7 +98,10 @@ impl Graph {
                     "two gradients of {}: a table may feed one gather only",
                     self.describe(of)
                 );
-                self.add(old, g.reshaped(old.shape()))
+                // halves are added in f32
+                let [a, b] = [old, g.reshaped(old.shape())].map(|x| self.cast(x, DType::F32));
+                let sum = self.add(a, b);
+                self.stored_as(sum, of)
             }
         });
     }

@@ -1,12 +1,13 @@
 //! The CPU executor: the graph in f32 (the fallback where there is no GPU) or f64 (the oracle).
 
 use super::plan::{Plan, plan};
-use super::{DType, Graph, InputId, Node, Role, Source, StateId, Tensor};
+use super::{Array, DType, Graph, InputId, Node, Role, Source, StateId, Tensor};
 use crate::gpu::GpuError;
-use crate::ops::Real;
 use crate::ops::cpu::{Cpu, Slot};
 use crate::ops::host::Pending;
+use crate::ops::{Real, round};
 use std::any::TypeId;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 use web_time::Instant;
@@ -15,15 +16,16 @@ use web_time::Instant;
 #[derive(Clone, Debug, Default)]
 pub struct CpuState<T> {
     /// Parameters and optimiser state.
-    pub values: HashMap<StateId, Vec<T>>,
+    pub values: HashMap<StateId, Array<T>>,
 }
 
 /// A compiled graph.
 pub struct CpuProgram<T> {
     graph: Graph,
     plan: Plan,
+    /// An element for every four bytes of the plan's; those of a 16-bit value are seen as u16.
     buffers: Vec<Vec<T>>,
-    inputs: HashMap<InputId, InputBuffer<T>>,
+    inputs: HashMap<InputId, Array<T>>,
     constants: HashMap<usize, Vec<T>>,
     /// Work of the host in progress, by node; and before which place of the order each is waited for, first to last.
     pending: HashMap<usize, Box<dyn Pending>>,
@@ -51,27 +53,36 @@ pub struct BadValue {
     pub of: usize,
 }
 
-enum InputBuffer<T> {
-    F(Vec<T>),
-    U(Vec<u32>),
+/// The first elements of a buffer as a value of a type.
+fn slot_of<T: Real>(b: &mut [T], dtype: DType, len: usize) -> Slot<T> {
+    assert!(dtype.bytes(len) <= 4 * b.len(), "the plan's buffers fit their values");
+    match dtype {
+        DType::F32 => Slot::F(b.as_mut_ptr(), len),
+        DType::F16 | DType::BF16 => Slot::H(b.as_mut_ptr().cast(), len),
+        DType::U32 => panic!("no operation makes ids"),
+    }
+}
+
+/// A whole array, as an operation sees it.
+fn slot<T: Real>(a: &mut Array<T>) -> Slot<T> {
+    match a {
+        Array::F(v) => Slot::F(v.as_mut_ptr(), v.len()),
+        Array::H(_, v) => Slot::H(v.as_mut_ptr(), v.len()),
+        Array::U(v) => Slot::U(v.as_ptr(), v.len()),
+    }
 }
 
 impl<T: Real> CpuProgram<T> {
     /// Plans and allocates. `keep` are the values that will be read.
     pub fn new(graph: Graph, keep: &[Tensor]) -> Self {
         let plan = plan(&graph, keep, &|_| vec![], &|op| op.may_alias());
-        let buffers = plan.buffers.iter().map(|&n| vec![T::ZERO; n]).collect();
+        let buffers = plan.buffers.iter().map(|&bytes| vec![T::ZERO; bytes.div_ceil(4)]).collect();
         let mut inputs = HashMap::new();
         let mut constants = HashMap::new();
         for (i, v) in graph.values.iter().enumerate() {
             match &v.source {
                 Source::Input(n) => {
-                    let len = v.shape.len();
-                    let b = match v.dtype {
-                        DType::F32 => InputBuffer::F(vec![T::ZERO; len]),
-                        DType::U32 => InputBuffer::U(vec![0; len]),
-                    };
-                    inputs.insert(n.clone(), b);
+                    inputs.insert(n.clone(), Array::zeros(v.dtype, v.shape.len()));
                 }
                 Source::Const(c) => {
                     constants.insert(i, c.iter().map(|&x| T::of(x)).collect());
@@ -93,7 +104,7 @@ impl<T: Real> CpuProgram<T> {
         self.inputs.contains_key(&id.into())
     }
 
-    /// Copies floats into an input.
+    /// Copies floats into an input; one of 16 bits gets the nearest.
     ///
     /// # Panics
     /// If there is no such input or its size differs.
@@ -111,9 +122,13 @@ impl<T: Real> CpuProgram<T> {
 
     fn set_with<X: Copy>(&mut self, id: &InputId, data: &[X], of: impl Fn(X) -> T) {
         match self.inputs.get_mut(id) {
-            Some(InputBuffer::F(b)) => {
+            Some(Array::F(b)) => {
                 assert_eq!(b.len(), data.len(), "input {id}");
                 b.iter_mut().zip(data).for_each(|(b, x)| *b = of(*x));
+            }
+            Some(Array::H(dtype, b)) => {
+                assert_eq!(b.len(), data.len(), "input {id}");
+                b.iter_mut().zip(data).for_each(|(b, x)| *b = round::store(*dtype, of(*x)));
             }
             _ => panic!("no float input named {id}"),
         }
@@ -126,7 +141,7 @@ impl<T: Real> CpuProgram<T> {
     pub fn set_ids(&mut self, id: impl Into<InputId>, data: &[u32]) {
         let id = id.into();
         match self.inputs.get_mut(&id) {
-            Some(InputBuffer::U(b)) => b.copy_from_slice(data),
+            Some(Array::U(b)) => b.copy_from_slice(data),
             _ => panic!("no id input named {id}"),
         }
     }
@@ -195,27 +210,23 @@ impl<T: Real> CpuProgram<T> {
                 let len = t.shape().len();
                 inputs.push(match &v.source {
                     Source::Node(..) => {
-                        let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
-                        Slot::F(b.as_mut_ptr(), len)
+                        slot_of(&mut self.buffers[self.plan.buffer_of[&t.index()]], v.dtype, len)
                     }
                     Source::Const(_) => Slot::F(self.constants[&t.index()].as_ptr() as *mut T, len),
                     Source::State(name) => {
                         let b = state.values.get_mut(name).unwrap_or_else(|| panic!("no state named {name}"));
-                        assert_eq!(b.len(), len, "state {name}");
-                        Slot::F(b.as_mut_ptr(), len)
+                        assert_eq!((b.len(), b.dtype()), (len, v.dtype), "state {name}");
+                        slot(b)
                     }
-                    Source::Input(name) => match self.inputs.get_mut(name).expect("made in new") {
-                        InputBuffer::F(b) => Slot::F(b.as_mut_ptr(), len),
-                        InputBuffer::U(b) => Slot::U(b.as_ptr(), len),
-                    },
+                    Source::Input(name) => slot(self.inputs.get_mut(name).expect("made in new")),
                 });
             }
             let outputs = node
                 .outputs
                 .iter()
                 .map(|t| {
-                    let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
-                    Slot::F(b.as_mut_ptr(), t.shape().len())
+                    let dtype = self.graph.values[t.index()].dtype;
+                    slot_of(&mut self.buffers[self.plan.buffer_of[&t.index()]], dtype, t.shape().len())
                 })
                 .collect();
             // SAFETY: buffers outlive the call; the plan gives outputs buffers of their own except for
@@ -241,8 +252,12 @@ impl<T: Real> CpuProgram<T> {
             let values = pending.wait().map_err(GpuError::Host)?;
             for (t, v) in self.graph.nodes[*n].outputs.iter().zip(values) {
                 let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
-                for (b, v) in b[..t.shape().len()].iter_mut().zip(v) {
-                    *b = T::of(f64::from(v));
+                let made = self.graph.value_type(*t);
+                assert_eq!((v.dtype(), v.len()), (made.dtype, made.shape.len()), "the host's work");
+                match v {
+                    Array::F(v) => b.iter_mut().zip(v).for_each(|(b, v)| *b = T::of(f64::from(v))),
+                    Array::H(_, v) => bytemuck::cast_slice_mut(b)[..v.len()].copy_from_slice(&v),
+                    Array::U(_) => unreachable!("no operation makes ids"),
                 }
             }
         }
@@ -250,11 +265,38 @@ impl<T: Real> CpuProgram<T> {
     }
 
     /// A value of any kind, as the host's work takes it.
-    fn value(&self, state: &CpuState<T>, t: Tensor) -> Vec<f32> {
-        let f32s = |v: &[T]| v.iter().map(|x| x.f64() as f32).collect();
-        match &self.graph.values[t.index()].source {
-            Source::State(name) => f32s(&state.values[name]),
-            _ => f32s(&self.read(t)),
+    fn value(&self, state: &CpuState<T>, t: Tensor) -> Array {
+        let f32s = |v: &[T]| Array::F(v.iter().map(|x| x.f64() as f32).collect());
+        let whole = |a: &Array<T>| match a {
+            Array::F(v) => f32s(v),
+            Array::H(dtype, v) => Array::H(*dtype, v.clone()),
+            Array::U(v) => Array::U(v.clone()),
+        };
+        let v = &self.graph.values[t.index()];
+        match &v.source {
+            Source::State(id) => whole(&state.values[id]),
+            Source::Input(id) => whole(&self.inputs[id]),
+            Source::Node(..) if v.dtype.is_half() => Array::H(v.dtype, self.halves(t).to_vec()),
+            Source::Node(..) | Source::Const(_) => f32s(&self.floats(t)),
+        }
+    }
+
+    /// The bits of a computed 16-bit value.
+    fn halves(&self, t: Tensor) -> &[u16] {
+        let b = &self.buffers[self.plan.buffer_of[&t.index()]];
+        &bytemuck::cast_slice(b)[..t.shape().len()]
+    }
+
+    /// The numbers of a value that is no state.
+    fn floats(&self, t: Tensor) -> Cow<'_, [T]> {
+        let v = &self.graph.values[t.index()];
+        match &v.source {
+            Source::Const(_) => Cow::Borrowed(&self.constants[&t.index()]),
+            Source::Input(id) => self.inputs[id].floats(),
+            _ if v.dtype.is_half() => {
+                Cow::Owned(self.halves(t).iter().map(|h| round::load(v.dtype, *h)).collect())
+            }
+            _ => Cow::Borrowed(&self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()]),
         }
     }
 
@@ -271,8 +313,10 @@ impl<T: Real> CpuProgram<T> {
             }
             let node = &self.graph.nodes[n];
             for t in &node.outputs {
-                let Some(b) = self.plan.buffer_of.get(&t.index()) else { continue };
-                let values = &self.buffers[*b][..t.shape().len()];
+                if !self.plan.buffer_of.contains_key(&t.index()) {
+                    continue;
+                }
+                let values = self.floats(*t);
                 let bad = values.iter().filter(|x| !x.f64().is_finite()).count();
                 if bad > 0 {
                     return Some(BadValue {
@@ -297,8 +341,8 @@ impl<T: Real> CpuProgram<T> {
         let mut best: Option<(String, f64)> = None;
         for (_, t) in node.inputs.iter().enumerate().filter(|(i, _)| Some(*i) != gone) {
             let values = match &self.graph.values[t.index()].source {
-                Source::Node(..) => &self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()],
-                Source::State(name) => state.values.get(name).map_or(&[][..], Vec::as_slice),
+                Source::Node(..) => self.floats(*t),
+                Source::State(id) => state.values.get(id).map_or(Cow::Borrowed(&[][..]), Array::floats),
                 Source::Input(_) | Source::Const(_) => continue,
             };
             let top = values.iter().fold(0f64, |m, x| m.max(x.f64().abs()));
@@ -311,14 +355,7 @@ impl<T: Real> CpuProgram<T> {
 
     /// The value of a kept tensor, or of an input.
     pub fn read(&self, t: Tensor) -> Vec<T> {
-        match &self.graph.values[t.index()].source {
-            Source::Const(_) => self.constants[&t.index()].clone(),
-            Source::Input(n) => match &self.inputs[n] {
-                InputBuffer::F(b) => b.clone(),
-                InputBuffer::U(b) => b.iter().map(|&x| T::of(x as f64)).collect(),
-            },
-            _ => self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()].to_vec(),
-        }
+        self.floats(t).into_owned()
     }
 }
 

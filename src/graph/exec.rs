@@ -4,7 +4,7 @@ use super::cpu::{CpuProgram, CpuState};
 use super::fuse::fuse;
 use super::gpu::{GpuProgram, GpuState};
 use super::plan::Plan;
-use super::{Graph, InputId, Role, StateId, Tensor};
+use super::{Array, DType, Graph, InputId, Role, StateId, Tensor};
 use crate::gpu::{Gpu, GpuError};
 use crate::ops::{GpuCaps, MatmulChoice};
 use std::borrow::Cow;
@@ -92,19 +92,29 @@ impl State {
         }
     }
 
-    /// Creates or overwrites a value.
+    /// Creates a value in f32, or overwrites one, which keeps its storage type.
     pub fn set(&mut self, id: impl Into<StateId>, data: &[f32]) -> Result<(), GpuError> {
+        let id = id.into();
+        let dtype = match self {
+            State::Cpu(s) => s.values.get(&id).map(Array::dtype),
+            State::Gpu(s) => s.dtype(&id),
+        };
+        self.set_stored(id, dtype.unwrap_or_default(), data)
+    }
+
+    /// Creates or overwrites a value that is stored as `dtype`: 16 bits are the nearest.
+    pub fn set_stored(&mut self, id: impl Into<StateId>, dtype: DType, data: &[f32]) -> Result<(), GpuError> {
         let id = id.into();
         match self {
             State::Cpu(s) => {
-                s.values.insert(id, data.to_vec());
+                s.values.insert(id, Array::of(dtype, data.iter().copied()));
                 Ok(())
             }
-            State::Gpu(s) => s.set(&id, data),
+            State::Gpu(s) => s.set(&id, dtype, data),
         }
     }
 
-    /// The values for reading: on the CPU as they stand, from a device as copies.
+    /// The values for reading: on the CPU as they stand where they are f32, from a device as copies.
     ///
     /// # Panics
     /// If one does not exist.
@@ -115,7 +125,7 @@ impl State {
                 .iter()
                 .map(|id| {
                     let v = s.values.get(id).unwrap_or_else(|| panic!("no state named {id}"));
-                    Cow::Borrowed(v.as_slice())
+                    v.floats()
                 })
                 .collect()),
             State::Gpu(s) => Ok(s.get(&ids).await?.into_iter().map(Cow::Owned).collect()),
@@ -174,7 +184,7 @@ impl Program {
         }
     }
 
-    /// Uploads floats.
+    /// Uploads floats; an input of 16 bits gets the nearest.
     pub fn set(&mut self, id: impl Into<InputId>, data: &[f32]) -> Result<(), GpuError> {
         match self {
             Program::Cpu(p, _) => {
@@ -192,7 +202,7 @@ impl Program {
                 p.set_ids(id, data);
                 Ok(())
             }
-            Program::Gpu(p, _) => p.set(id, data),
+            Program::Gpu(p, _) => p.set_ids(id, data),
         }
     }
 

@@ -7,6 +7,7 @@
 mod autodiff;
 pub mod cpu;
 pub mod dot;
+mod dtype;
 pub mod exec;
 pub mod fuse;
 pub mod gpu;
@@ -19,10 +20,11 @@ pub mod testing;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod tune;
 
+pub use dtype::{Array, DType, ValueType};
 pub use ids::{InputId, Slot, StateId};
 pub use shape::{MAX_RANK, Shape};
 
-use crate::ops::Op;
+use crate::ops::{Cost, Op};
 use std::sync::Arc;
 
 /// A handle on a value of the graph; small, copyable, with its static shape.
@@ -59,15 +61,6 @@ impl Tensor {
     }
 }
 
-/// Element type of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DType {
-    /// 32-bit float (f64 in the oracle).
-    F32,
-    /// 32-bit unsigned: ids, offsets.
-    U32,
-}
-
 /// Where a value comes from.
 #[derive(Clone, Debug)]
 pub enum Source {
@@ -97,7 +90,7 @@ pub enum Form {
 pub struct Value {
     /// Shape.
     pub shape: Shape,
-    /// Element type.
+    /// Storage type.
     pub dtype: DType,
     /// Which rows it has.
     pub form: Form,
@@ -179,19 +172,30 @@ impl Graph {
         self.named(&id.to_string(), shape.into(), DType::F32, Source::Input(id))
     }
 
+    /// A float input stored as `dtype`.
+    pub fn input_stored(&mut self, id: impl Into<InputId>, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), dtype, Source::Input(id))
+    }
+
     /// An input of ids or offsets.
     pub fn input_ids(&mut self, id: impl Into<InputId>, shape: impl Into<Shape>) -> Tensor {
         let id = id.into();
         self.named(&id.to_string(), shape.into(), DType::U32, Source::Input(id))
     }
 
-    /// A persistent value (parameter or optimiser state), shared by its id between graphs.
+    /// A persistent value (parameter or optimiser state) in f32, shared by its id between graphs.
     pub fn state(&mut self, id: impl Into<StateId>, shape: impl Into<Shape>) -> Tensor {
-        let id = id.into();
-        self.named(&id.to_string(), shape.into(), DType::F32, Source::State(id))
+        self.state_stored(id, shape, DType::F32)
     }
 
-    /// A constant.
+    /// A persistent value stored as `dtype`.
+    pub fn state_stored(&mut self, id: impl Into<StateId>, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), dtype, Source::State(id))
+    }
+
+    /// A constant, in f32.
     pub fn constant(&mut self, shape: impl Into<Shape>, data: Vec<f64>) -> Tensor {
         let shape = shape.into();
         assert_eq!(shape.len(), data.len(), "constant of shape {shape}");
@@ -222,12 +226,16 @@ impl Graph {
 
     pub(crate) fn push_arc(&mut self, op: Arc<dyn Op>, inputs: &[Tensor]) -> Vec<Tensor> {
         let shapes: Vec<Shape> = inputs.iter().map(|t| t.shape).collect();
+        let types: Vec<DType> = inputs.iter().map(|t| self.value(*t).dtype).collect();
         let node = self.nodes.len();
-        let outputs: Vec<Tensor> = op
-            .outputs(&shapes)
+        let made = op.outputs(&shapes);
+        let stored = op.storage(&types, made.len());
+        assert_eq!(made.len(), stored.len(), "{}: one storage type an output", op.name());
+        let outputs: Vec<Tensor> = made
             .into_iter()
+            .zip(stored)
             .enumerate()
-            .map(|(i, s)| self.add_value(s, DType::F32, Source::Node(node, i), None))
+            .map(|(i, (shape, dtype))| self.add_value(shape, dtype, Source::Node(node, i), None))
             .collect();
         let forms: Vec<Form> = inputs.iter().map(|t| self.value(*t).form).collect();
         let form = op.form(&forms);
@@ -310,7 +318,7 @@ impl Graph {
                 }
                 Source::State(n) => Some(match replaced.iter().find(|r| r.0 == *n) {
                     Some((_, other)) => *other,
-                    None => known.get(n).copied().unwrap_or_else(|| self.state(n, v.shape)),
+                    None => known.get(n).copied().unwrap_or_else(|| self.state_stored(n, v.shape, v.dtype)),
                 }),
                 Source::Const(c) => {
                     Some(self.add_value(v.shape, v.dtype, Source::Const(c.clone()), v.name.clone()))
@@ -354,6 +362,17 @@ impl Graph {
         {
             self.rows_of(table, t);
         }
+    }
+
+    /// Shape and storage type of what a handle stands for.
+    pub fn value_type(&self, t: Tensor) -> ValueType {
+        ValueType { shape: t.shape, dtype: self.value(t).dtype }
+    }
+
+    /// What a node costs.
+    pub fn cost(&self, node: &Node) -> Cost {
+        let types = |ts: &[Tensor]| ts.iter().map(|t| self.value_type(*t)).collect::<Vec<_>>();
+        node.op.cost(&types(&node.inputs), &types(&node.outputs))
     }
 
     /// Gives a value a name for reports and errors.

@@ -77,7 +77,7 @@ pub fn check_device_with(
         for (n, v) in ids {
             p.set_ids(n, v);
         }
-        let exact = |v: &[f64]| v.iter().map(|x| *x as f32 as f64).collect();
+        let exact = |v: &[f64]| v.iter().map(|x| *x as f32 as f64).collect::<Vec<_>>().into();
         let mut s = CpuState { values: states.iter().map(|(n, v)| (n.clone(), exact(v))).collect() };
         p.run(&mut s);
         keep.iter().map(|t| p.read(*t)).collect::<Vec<_>>()

@@ -21,7 +21,7 @@ pub fn noise(n: usize, seed: u64) -> Vec<f64> {
 pub fn run64(g: &Graph, keep: &[Tensor], states: &[(&str, Vec<f64>)]) -> Vec<Vec<f64>> {
     let mut p = CpuProgram::<f64>::new(g.clone(), keep);
     plan::verify(g, keep, p.plan()).unwrap();
-    let mut s = CpuState { values: states.iter().map(|(n, v)| (n.into(), v.clone())).collect() };
+    let mut s = CpuState { values: states.iter().map(|(n, v)| (n.into(), v.clone().into())).collect() };
     p.run(&mut s);
     keep.iter().map(|t| p.read(*t)).collect()
 }
@@ -252,7 +252,7 @@ impl crate::ops::host::HostWork for Nothing {
     fn outputs(&self, inputs: &[crate::graph::Shape]) -> Vec<crate::graph::Shape> {
         inputs.to_vec()
     }
-    fn start(&self, _: Vec<Vec<f32>>) -> Box<dyn crate::ops::host::Pending> {
+    fn start(&self, _: Vec<crate::graph::Array>) -> Box<dyn crate::ops::host::Pending> {
         unreachable!("not run")
     }
 }

@@ -10,10 +10,10 @@
 use super::copy::{typed, unit, words};
 use super::cpu::par_rows;
 use super::real::axpy;
-use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
+use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp, shapes};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Graph, Shape, Tensor, ValueType};
 
 /// How a bag becomes one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,9 +105,10 @@ impl Op for Gather {
         0.0
     }
 
-    fn cost(&self, inputs: &[Shape], outputs: &[Shape]) -> super::Cost {
-        let bytes = 4.0 * outputs[0].len() as f64;
-        super::Cost { flops: 0.0, read: bytes + 4.0 * inputs[1].len() as f64, written: bytes }
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> super::Cost {
+        let n = outputs[0].shape.len();
+        let ids = inputs[1].bytes_of(inputs[1].shape.len());
+        super::Cost { flops: 0.0, read: inputs[0].bytes_of(n) + ids, written: outputs[0].bytes_of(n) }
     }
 
     fn vjp(&self, g: &mut Graph, v: &Vjp<'_>) -> Vec<Option<Tensor>> {
@@ -186,12 +187,13 @@ impl Op for PooledGather {
         (inputs[1].len() * inputs[0].last() * (1 + self.weighted as usize)) as f64
     }
 
-    fn cost(&self, inputs: &[Shape], outputs: &[Shape]) -> super::Cost {
-        let rows = 4.0 * (inputs[1].len() * inputs[0].last()) as f64;
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> super::Cost {
+        let whole = |v: &ValueType| v.bytes_of(v.shape.len());
+        let rows = inputs[0].bytes_of(inputs[1].shape.len() * inputs[0].shape.last());
         super::Cost {
-            flops: self.flops(inputs, outputs),
-            read: rows + 4.0 * (inputs[1].len() + inputs[2].len()) as f64,
-            written: 4.0 * outputs[0].len() as f64,
+            flops: self.flops(&shapes(inputs), &shapes(outputs)),
+            read: rows + whole(&inputs[1]) + whole(&inputs[2]),
+            written: whole(&outputs[0]),
         }
     }
 
@@ -347,7 +349,7 @@ mod tests {
                 p.set("weights", w);
             }
             let mut s = CpuState::default();
-            s.values.insert("table".into(), table.to_vec());
+            s.values.insert("table".into(), table.to_vec().into());
             p.run(&mut s);
             keep.iter().map(|t| p.read(*t)).collect()
         }

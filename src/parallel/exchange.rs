@@ -9,7 +9,7 @@
 
 use super::layout::{Layout, Piece};
 use crate::collective::{Communicator, Handle, Result, Wire};
-use crate::graph::{Graph, Shape, StateId, Tensor};
+use crate::graph::{Array, Graph, Shape, StateId, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
 use crate::ops::host::{HostWork, Pending};
 use crate::ops::sparse_index::SparseIndex;
@@ -265,7 +265,8 @@ impl HostWork for Pull {
         s.layout.tables.iter().zip(&s.capacity).map(|(t, n)| Shape::new(&[*n, t.width])).collect()
     }
 
-    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending> {
+    fn start(&self, inputs: Vec<Array>) -> Box<dyn Pending> {
+        let inputs: Vec<Vec<f32>> = inputs.into_iter().map(Array::into_f32).collect();
         let s = &self.0;
         let route = lock(&s.route);
         let world = s.layout.world;
@@ -291,7 +292,7 @@ impl HostWork for Pull {
 }
 
 impl Pending for Pulling {
-    fn wait(self: Box<Self>) -> std::result::Result<Vec<Vec<f32>>, String> {
+    fn wait(self: Box<Self>) -> std::result::Result<Vec<Array>, String> {
         let data = self.handle.wait().map_err(|e| e.to_string())?;
         let s = &self.shared;
         let route = lock(&s.route);
@@ -307,7 +308,7 @@ impl Pending for Pulling {
                 rest = tail;
             }
         }
-        Ok(out)
+        Ok(out.into_iter().map(Array::F).collect())
     }
 }
 
@@ -331,7 +332,8 @@ impl HostWork for Push {
         rows.chain([Shape::new(&[1])]).collect()
     }
 
-    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending> {
+    fn start(&self, inputs: Vec<Array>) -> Box<dyn Pending> {
+        let inputs: Vec<Vec<f32>> = inputs.into_iter().map(Array::into_f32).collect();
         let s = &self.0;
         let route = lock(&s.route);
         let world = s.layout.world;
@@ -354,7 +356,7 @@ impl HostWork for Push {
 }
 
 impl Pending for Pushing {
-    fn wait(self: Box<Self>) -> std::result::Result<Vec<Vec<f32>>, String> {
+    fn wait(self: Box<Self>) -> std::result::Result<Vec<Array>, String> {
         let data = self.handle.wait().map_err(|e| e.to_string())?;
         let s = &self.shared;
         let route = lock(&s.route);
@@ -373,6 +375,6 @@ impl Pending for Pushing {
             out.resize(s.places(p) * p.width(), 0.0);
         }
         out.push(vec![0.0]);
-        Ok(out)
+        Ok(out.into_iter().map(Array::F).collect())
     }
 }

@@ -4,7 +4,7 @@
 use super::step::{TrainingStep, UPDATE};
 use crate::diagnose::{ModelCard, PartCard, TimeReport, TimeRow};
 use crate::graph::exec::NodeTime;
-use crate::graph::{Role, Tensor, fuse::fuse, plan};
+use crate::graph::{Role, fuse::fuse, plan};
 use crate::model::config::{ModelConfig, ResidualMode};
 
 /// Describes a training step by the scopes of its graph: parts are the first one or two words of a scope
@@ -20,14 +20,13 @@ pub fn model_card(cfg: &ModelConfig, step: &TrainingStep, batch: usize) -> Model
         mode: res.mode.name().into(),
         streams: if res.mode == ResidualMode::Shortcut { 1 } else { res.streams },
         parameters: step.params.iter().map(|p| p.shape().len()).sum(),
-        memory_planned: 4 * p.peak(),
-        memory_unshared: 4 * p.unshared,
+        memory_planned: p.peak(),
+        memory_unshared: p.unshared,
         ..ModelCard::default()
     };
     for &n in &order {
         let node = &g.nodes()[n];
-        let shapes = |ts: &[Tensor]| ts.iter().map(|t| t.shape()).collect::<Vec<_>>();
-        let c = node.op.cost(&shapes(&node.inputs), &shapes(&node.outputs));
+        let c = g.cost(node);
         card.flops_per_step += c.flops;
         card.bytes_per_step += c.read + c.written;
         let backward = node.role == Role::Backward;

@@ -61,11 +61,10 @@ pub fn tensor_specs(params: &[Param]) -> Vec<TensorSpec> {
     let mut specs = vec![];
     for p in params {
         match &p.kind {
-            Kind::Embedding(columns) => specs.extend(columns.iter().map(|(name, rows)| TensorSpec {
-                name: format!("embeddings.{name}"),
-                shape: vec![*rows, p.shape().last()],
+            Kind::Embedding(columns) => specs.extend(columns.iter().map(|(name, rows)| {
+                TensorSpec::f32(format!("embeddings.{name}"), [*rows, p.shape().last()])
             })),
-            _ => specs.push(TensorSpec { name: p.name.clone(), shape: p.shape().dims() }),
+            _ => specs.push(TensorSpec::f32(&p.name, p.shape().dims())),
         }
     }
     specs
@@ -89,7 +88,7 @@ pub fn to_tensors<'a>(
             let (data, tail) = rest.split_at(len);
             rest = tail;
             let s = specs.next().expect("one spec a tensor");
-            out.push(TensorRef { name: &s.name, shape: &s.shape, data });
+            out.push(s.with(data));
         }
     }
     out

@@ -31,3 +31,4 @@ pub mod tally;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod tensorboard;
 pub mod trainer;
+mod values;

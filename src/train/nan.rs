@@ -11,7 +11,7 @@ use crate::data::batch::Batch;
 use crate::data::feed::Feed;
 use crate::graph::cpu::{BadValue, CpuProgram, CpuState};
 use crate::graph::exec::{Program, State};
-use crate::graph::{Role, StateId};
+use crate::graph::{Array, Role, StateId};
 use crate::model::config::TrainConfig;
 use anyhow::{anyhow, bail};
 
@@ -79,8 +79,8 @@ impl Trainer {
         }
         let ids: Vec<StateId> = self.saved.iter().map(|s| s.id.clone()).collect();
         let values = self.state.get(&ids).await?;
-        let mut state = CpuState { values: ids.into_iter().zip(values).collect() };
-        state.values.insert(GUARD.into(), vec![0.0; 2]);
+        let mut state = CpuState { values: ids.into_iter().zip(values.into_iter().map(Array::F)).collect() };
+        state.values.insert(GUARD.into(), vec![0.0; 2].into());
         if let Some(line) = self.bad_state(&state, step) {
             return Ok(line);
         }
@@ -110,9 +110,9 @@ impl Trainer {
 
     /// An error that names the first parameter or optimiser state with a number that is not finite.
     fn bad_state(&self, state: &CpuState<f32>, step: u64) -> Option<anyhow::Error> {
-        let mut all = self.saved.iter().map(|s| (s, &state.values[&s.id]));
+        let mut all = self.saved.iter().map(|s| (s, state.values[&s.id].floats()));
         let (s, v) = all.find(|(_, v)| v.iter().any(|x| !x.is_finite()))?;
-        Some(self.bad_parameter(&s.id, v, step))
+        Some(self.bad_parameter(&s.id, &v, step))
     }
 
     /// The same of the state as it is: the update of the last step has made it.

@@ -54,7 +54,7 @@ impl Held<'_> {
         let mut next = |s: &'a TensorSpec| {
             let (data, rest) = values.split_at(s.shape.iter().product());
             values = rest;
-            TensorRef { name: &s.name, shape: &s.shape, data }
+            s.with(data)
         };
         specs.iter().map(&mut next).collect()
     }
@@ -157,8 +157,7 @@ impl Ranks {
         if sees[me] && !(held.is_empty() && lost.is_empty()) {
             let all = held.iter().zip(&mine).zip(&values);
             let refs = all.flat_map(|((h, s), v)| h.refs(s, v));
-            let lost =
-                own.iter().zip(&lost).map(|(s, v)| TensorRef { name: &s.name, shape: &s.shape, data: v });
+            let lost = own.iter().zip(&lost).map(|(s, v)| s.with(v));
             let refs: Vec<TensorRef<'_>> = refs.chain(lost).collect();
             let shard = store.shard(me, world, &refs, meta)?;
             sum = u64::from_str_radix(&shard.sum, 16)?;
@@ -351,7 +350,7 @@ impl Ranks {
     }
 
     fn feedback_spec(&self, bucket: usize, len: usize) -> TensorSpec {
-        let whole = TensorSpec { name: self.feedback_name(bucket), shape: vec![len] };
+        let whole = TensorSpec::f32(self.feedback_name(bucket), [len]);
         part_spec(&whole, &Part { rows: 0..len, columns: 0..1 })
     }
 

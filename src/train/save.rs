@@ -7,7 +7,7 @@ use super::sharded::SHARDS;
 use super::step::RUNNING;
 use super::store::{Store, Weights};
 use super::trainer::Trainer;
-use crate::graph::{Slot, StateId};
+use crate::graph::{DType, Slot, StateId};
 use crate::model::params::{Kind, Param};
 use std::borrow::Cow;
 use web_time::Instant;
@@ -32,6 +32,7 @@ pub fn state_tensors(params: &[Param], optimizer: &[(StateId, usize)]) -> Vec<St
         let part = |name: String, rows: usize, width: usize| TensorSpec {
             name: StateId { slot, ..name.into() }.to_string(),
             shape: if by_row { vec![rows] } else { vec![rows, width] },
+            dtype: DType::F32,
         };
         let parts = match &p.kind {
             Kind::Embedding(columns) => {
@@ -47,10 +48,7 @@ pub fn state_tensors(params: &[Param], optimizer: &[(StateId, usize)]) -> Vec<St
         let p = params.iter().find(|p| *p.name == *id.name).expect("a parameter of the step");
         out.push(tensors(p, id.slot));
     }
-    out.push(StateTensors {
-        id: RUNNING.into(),
-        parts: vec![TensorSpec { name: RUNNING.into(), shape: vec![1] }],
-    });
+    out.push(StateTensors { id: RUNNING.into(), parts: vec![TensorSpec::f32(RUNNING, [1])] });
     out
 }
 
@@ -151,7 +149,7 @@ fn parts<'a>(saved: &[&'a StateTensors], values: &'a [Cow<'_, [f32]>]) -> Vec<Te
         for p in &s.parts {
             let (data, tail) = rest.split_at(p.shape.iter().product());
             rest = tail;
-            out.push(TensorRef { name: &p.name, shape: &p.shape, data });
+            out.push(p.with(data));
         }
     }
     out
