@@ -355,7 +355,7 @@ fn scores_that_are_no_numbers_are_an_error_with_their_row() {
     weights.tensors[at][0] = f32::NAN;
     let tensors = header.tensors.iter().zip(&weights.tensors);
     let tensors: Vec<TensorRef<'_>> =
-        tensors.map(|(t, data)| TensorRef { name: &t.name, shape: &t.shape, data }).collect();
+        tensors.map(|(t, data)| TensorRef { name: &t.name, shape: &t.shape, dtype: t.dtype, data }).collect();
     checkpoint::save(&file, &tensors, &header.meta).unwrap();
     fails(
         &["predict", &run, "--data", &bad, "--device", "cpu", "--out", &out],

@@ -89,7 +89,7 @@ fn accumulated_batches_are_one_large_batch() {
             assert!(g < 1e-4, "{extra:?}: {key} {g:e}");
         }
         let (x, y) = (weights(&one), weights(&many));
-        let worst = x.iter().zip(&y).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let worst = x.iter().zip(&y).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
         assert!(worst < 1e-4, "{extra:?}: weights differ by {worst:e}");
         // and not the same as no accumulation
         let (small, _) = train(&with(&["train.batch=16"]), 200, &Device::Cpu);
@@ -190,7 +190,7 @@ fn the_loss_is_its_formula() {
         let values = m
             .params
             .iter()
-            .map(|p| (p.name.clone(), p.initial(3).iter().map(|x| f64::from(*x)).collect::<Vec<f64>>()));
+            .map(|p| (p.id(), p.initial(3).iter().map(|x| f64::from(*x)).collect::<Vec<f64>>().into()));
         let mut state = CpuState { values: values.collect() };
         p.run(&mut state);
         let (loss, logits) = (p.read(m.loss)[0], p.read(m.logits));

@@ -4,6 +4,7 @@
 
 use birkhoff::graph::exec::{Device, Program, State};
 use birkhoff::graph::testing::software_device;
+use birkhoff::graph::{Slot, StateId};
 use birkhoff::model::build::{EmbeddingSpec, FeatureSpec, model, table_inputs};
 use birkhoff::model::config::Config;
 use birkhoff::ops::sparse_index::SparseIndex;
@@ -96,13 +97,9 @@ fn every_step_of_a_default_run_agrees_between_cpu_and_vulkan() {
         let (mut s, mut t) = (state(&step, &Device::Cpu), state(&step, &device));
         let mut p = Program::compile(&Device::Cpu, &s, &step.graph, &keep, "cpu").unwrap();
         let mut q = Program::compile(&device, &t, &step.graph, &keep, "vulkan").unwrap();
-        let all: Vec<&str> = step
-            .params
-            .iter()
-            .map(|p| p.name.as_str())
-            .chain(step.optimizer.iter().map(|o| o.0.as_str()))
-            .collect();
-        let moments: Vec<&str> = all.iter().copied().filter(|n| n.ends_with("#m")).collect();
+        let params = step.params.iter().map(|p| p.id());
+        let all: Vec<StateId> = params.chain(step.optimizer.iter().map(|o| o.0.clone())).collect();
+        let moments: Vec<&StateId> = all.iter().filter(|id| id.slot == Some(Slot::M)).collect();
         let mut x = Lcg(12345);
         let (mut losses, mut worst) = (vec![], [0.0f64; 3]);
         for k in 0..STEPS {

@@ -84,7 +84,7 @@ fn reference_sinkhorn_in_f64() {
     for ((n, t), b) in &all {
         let (g, keep) = graph(*n, *t, b);
         let mut p = CpuProgram::<f64>::new(g, &keep);
-        let mut s = CpuState { values: [("h".to_string(), b.logits.clone())].into() };
+        let mut s = CpuState { values: [("h".into(), b.logits.clone().into())].into() };
         p.run(&mut s);
         let got: Vec<Vec<f64>> = keep.iter().map(|t| p.read(*t)).collect();
         compare(b, n * n, &got, [1e-12, 1e-12], "the CPU in f64");

@@ -77,8 +77,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let mut total = Cost::default();
     for &n in &order {
         let node = &g.nodes()[n];
-        let shapes = |ts: &[crate::graph::Tensor]| ts.iter().map(|t| t.shape()).collect::<Vec<_>>();
-        let c = node.op.cost(&shapes(&node.inputs), &shapes(&node.outputs));
+        let c = g.cost(node);
         total.flops += c.flops;
         total.read += c.read;
         total.written += c.written;
@@ -104,8 +103,8 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
         flops_per_step: total.flops,
         flops_per_example: total.flops / batch as f64,
         bytes_per_step: total.read + total.written,
-        memory_planned_bytes: 4 * p.peak(),
-        memory_unshared_bytes: 4 * p.unshared,
+        memory_planned_bytes: p.peak(),
+        memory_unshared_bytes: p.unshared,
         nodes: order.len(),
         dispatches: launches.iter().map(|(_, l)| l.kernels.len()).sum(),
         operations: ops,

@@ -251,11 +251,7 @@ impl TrainedRun {
 
     /// Writes the weights alone, as safetensors.
     pub fn save_weights(&self, path: &Path) -> anyhow::Result<()> {
-        let tensors: Vec<TensorRef<'_>> = self
-            .weights
-            .iter()
-            .map(|w| TensorRef { name: &w.spec.name, shape: &w.spec.shape, data: &w.data })
-            .collect();
+        let tensors: Vec<TensorRef<'_>> = self.weights.iter().map(|w| w.spec.with(&w.data)).collect();
         checkpoint::save(path, &tensors, &self.meta)?;
         Ok(())
     }

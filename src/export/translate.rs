@@ -174,13 +174,14 @@ impl Translator<'_> {
                 let v = graph.value(t[0]);
                 let name = match &v.source {
                     Source::Const(data) => self.e.floats(&v.shape.dims(), data),
-                    Source::State(name) => {
+                    Source::State(id) => {
+                        let name = id.to_string();
                         self.weights.push(name.clone());
-                        name.clone()
+                        name
                     }
-                    Source::Input(name) if name == "numeric" => {
+                    Source::Input(id) if *id == "numeric".into() => {
                         self.inputs.push(Input::Numeric(v.shape.last()));
-                        name.clone()
+                        id.to_string()
                     }
                     _ => return Err(fail("an input that serving does not have")),
                 };

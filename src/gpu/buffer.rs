@@ -317,14 +317,14 @@ pub struct ReadBack {
     gpu: Gpu,
     /// Staging buffer, message of its mapping, bytes; in order.
     parts: Vec<(wgpu::Buffer, Arc<Arrival>, u64)>,
-    /// Elements of each result.
+    /// Words of each result.
     lengths: Vec<usize>,
     index: Option<wgpu::SubmissionIndex>,
 }
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Gpu {
-    /// Queues copies of the first elements of buffers of f32, and returns at once.
+    /// Queues copies of the first words (four bytes) of buffers, and returns at once.
     pub fn begin_read(&self, reads: &[(&Buffer, usize)]) -> Result<ReadBack, GpuError> {
         const DOING: &str = "reading back";
         let mut encoder = self.device().create_command_encoder(&Default::default());
@@ -355,12 +355,12 @@ impl Gpu {
 #[cfg(not(target_arch = "wasm32"))]
 impl ReadBack {
     /// Waits for the copies.
-    pub fn finish(self) -> Result<Vec<Vec<f32>>, GpuError> {
+    pub fn finish(self) -> Result<Vec<Vec<u32>>, GpuError> {
         const DOING: &str = "reading back";
         let wait = wgpu::PollType::Wait { submission_index: self.index, timeout: None };
         self.gpu.poll(wait, DOING)?;
         let failed = |message| GpuError::Transfer { what: "read-back".into(), message };
-        let mut results: Vec<Vec<f32>> = self.lengths.iter().map(|n| Vec::with_capacity(*n)).collect();
+        let mut results: Vec<Vec<u32>> = self.lengths.iter().map(|n| Vec::with_capacity(*n)).collect();
         let mut at = 0;
         for (staging, arrival, len) in self.parts {
             pollster::block_on(arrival.wait()).map_err(|e| match self.gpu.check(DOING) {

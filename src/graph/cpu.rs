@@ -1,29 +1,31 @@
 //! The CPU executor: the graph in f32 (the fallback where there is no GPU) or f64 (the oracle).
 
 use super::plan::{Plan, plan};
-use super::{DType, Graph, Source, Tensor};
+use super::{Array, DType, Graph, InputId, Node, Role, Source, StateId, Tensor};
 use crate::gpu::GpuError;
-use crate::ops::Real;
 use crate::ops::cpu::{Cpu, Slot};
 use crate::ops::host::Pending;
+use crate::ops::{Real, round};
 use std::any::TypeId;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 use web_time::Instant;
 
-/// Persistent values by name.
+/// Persistent values.
 #[derive(Clone, Debug, Default)]
 pub struct CpuState<T> {
     /// Parameters and optimiser state.
-    pub values: HashMap<String, Vec<T>>,
+    pub values: HashMap<StateId, Array<T>>,
 }
 
 /// A compiled graph.
 pub struct CpuProgram<T> {
     graph: Graph,
     plan: Plan,
+    /// An element for every four bytes of the plan's; those of a 16-bit value are seen as u16.
     buffers: Vec<Vec<T>>,
-    inputs: HashMap<String, InputBuffer<T>>,
+    inputs: HashMap<InputId, Array<T>>,
     constants: HashMap<usize, Vec<T>>,
     /// Work of the host in progress, by node; and before which place of the order each is waited for, first to last.
     pending: HashMap<usize, Box<dyn Pending>>,
@@ -39,8 +41,10 @@ pub struct BadValue {
     pub tensor: String,
     /// The operation that made it.
     pub op: &'static str,
-    /// Where that stands in the model; a quote marks the backward pass.
+    /// Where that stands in the model.
     pub scope: String,
+    /// What it is for.
+    pub role: Role,
     /// The computed value or state with the largest number that the operation read, and that number.
     pub largest: Option<(String, f64)>,
     /// Numbers that are not finite.
@@ -49,9 +53,23 @@ pub struct BadValue {
     pub of: usize,
 }
 
-enum InputBuffer<T> {
-    F(Vec<T>),
-    U(Vec<u32>),
+/// The first elements of a buffer as a value of a type.
+fn slot_of<T: Real>(b: &mut [T], dtype: DType, len: usize) -> Slot<T> {
+    assert!(dtype.bytes(len) <= 4 * b.len(), "the plan's buffers fit their values");
+    match dtype {
+        DType::F32 => Slot::F(b.as_mut_ptr(), len),
+        DType::F16 | DType::BF16 => Slot::H(b.as_mut_ptr().cast(), len),
+        DType::U32 => panic!("no operation makes ids"),
+    }
+}
+
+/// A whole array, as an operation sees it.
+fn slot<T: Real>(a: &mut Array<T>) -> Slot<T> {
+    match a {
+        Array::F(v) => Slot::F(v.as_mut_ptr(), v.len()),
+        Array::H(_, v) => Slot::H(v.as_mut_ptr(), v.len()),
+        Array::U(v) => Slot::U(v.as_ptr(), v.len()),
+    }
 }
 
 impl<T: Real> CpuProgram<T> {
@@ -65,7 +83,7 @@ impl<T: Real> CpuProgram<T> {
     pub fn new_within(graph: Graph, keep: &[Tensor]) -> Result<Self, u64> {
         let plan = plan(&graph, keep, &|_| vec![], &|op| op.may_alias());
         let inputs = graph.values.iter().filter(|v| matches!(v.source, Source::Input(_)));
-        let values = inputs.map(|v| v.shape.len()).chain(plan.buffers.iter().copied());
+        let values = inputs.map(|v| v.shape.len()).chain(plan.buffers.iter().map(|bytes| bytes.div_ceil(4)));
         let bytes = values.fold(0u64, |sum, n| sum.saturating_add((n * size_of::<T>()) as u64));
         match crate::memory::lacks(bytes as usize) {
             Some(_) => Err(bytes),
@@ -74,18 +92,13 @@ impl<T: Real> CpuProgram<T> {
     }
 
     fn planned(graph: Graph, plan: Plan) -> Self {
-        let buffers = plan.buffers.iter().map(|&n| vec![T::ZERO; n]).collect();
+        let buffers = plan.buffers.iter().map(|&bytes| vec![T::ZERO; bytes.div_ceil(4)]).collect();
         let mut inputs = HashMap::new();
         let mut constants = HashMap::new();
         for (i, v) in graph.values.iter().enumerate() {
             match &v.source {
                 Source::Input(n) => {
-                    let len = v.shape.len();
-                    let b = match v.dtype {
-                        DType::F32 => InputBuffer::F(vec![T::ZERO; len]),
-                        DType::U32 => InputBuffer::U(vec![0; len]),
-                    };
-                    inputs.insert(n.clone(), b);
+                    inputs.insert(n.clone(), Array::zeros(v.dtype, v.shape.len()));
                 }
                 Source::Const(c) => {
                     constants.insert(i, c.iter().map(|&x| T::of(x)).collect());
@@ -103,39 +116,37 @@ impl<T: Real> CpuProgram<T> {
     }
 
     /// Whether the graph reads this input.
-    pub fn has_input(&self, name: &str) -> bool {
-        self.inputs.contains_key(name)
+    pub fn has_input(&self, id: impl Into<InputId>) -> bool {
+        self.inputs.contains_key(&id.into())
     }
 
-    /// Copies floats into an input.
+    /// Copies floats into an input; one of 16 bits gets the nearest.
     ///
     /// # Panics
     /// If there is no such input or its size differs.
-    pub fn set(&mut self, name: &str, data: &[f32]) {
-        match self.inputs.get_mut(name) {
-            Some(InputBuffer::F(b)) => {
-                assert_eq!(b.len(), data.len(), "input {name}");
-                for (b, x) in b.iter_mut().zip(data) {
-                    *b = T::of(*x as f64);
-                }
-            }
-            _ => panic!("no float input named {name}"),
-        }
+    pub fn set(&mut self, id: impl Into<InputId>, data: &[f32]) {
+        self.set_with(&id.into(), data, |x| T::of(f64::from(x)));
     }
 
     /// Copies floats into an input at full precision.
     ///
     /// # Panics
     /// As [`CpuProgram::set`].
-    pub fn set64(&mut self, name: &str, data: &[f64]) {
-        match self.inputs.get_mut(name) {
-            Some(InputBuffer::F(b)) => {
-                assert_eq!(b.len(), data.len(), "input {name}");
-                for (b, x) in b.iter_mut().zip(data) {
-                    *b = T::of(*x);
-                }
+    pub fn set64(&mut self, id: impl Into<InputId>, data: &[f64]) {
+        self.set_with(&id.into(), data, T::of);
+    }
+
+    fn set_with<X: Copy>(&mut self, id: &InputId, data: &[X], of: impl Fn(X) -> T) {
+        match self.inputs.get_mut(id) {
+            Some(Array::F(b)) => {
+                assert_eq!(b.len(), data.len(), "input {id}");
+                b.iter_mut().zip(data).for_each(|(b, x)| *b = of(*x));
             }
-            _ => panic!("no float input named {name}"),
+            Some(Array::H(dtype, b)) => {
+                assert_eq!(b.len(), data.len(), "input {id}");
+                b.iter_mut().zip(data).for_each(|(b, x)| *b = round::store(*dtype, of(*x)));
+            }
+            _ => panic!("no float input named {id}"),
         }
     }
 
@@ -143,10 +154,11 @@ impl<T: Real> CpuProgram<T> {
     ///
     /// # Panics
     /// As [`CpuProgram::set`].
-    pub fn set_ids(&mut self, name: &str, data: &[u32]) {
-        match self.inputs.get_mut(name) {
-            Some(InputBuffer::U(b)) => b.copy_from_slice(data),
-            _ => panic!("no id input named {name}"),
+    pub fn set_ids(&mut self, id: impl Into<InputId>, data: &[u32]) {
+        let id = id.into();
+        match self.inputs.get_mut(&id) {
+            Some(Array::U(b)) => b.copy_from_slice(data),
+            _ => panic!("no id input named {id}"),
         }
     }
 
@@ -165,16 +177,10 @@ impl<T: Real> CpuProgram<T> {
         self.times = None;
     }
 
-    /// Time in each node since [`CpuProgram::profile`]: (operation, scope, time).
-    pub fn times(&self) -> Vec<(&'static str, String, Duration)> {
+    /// Time in each node since [`CpuProgram::profile`].
+    pub fn times(&self) -> impl Iterator<Item = (&Node, Duration)> {
         let t = self.times.as_deref().unwrap_or_default();
-        self.plan
-            .order
-            .iter()
-            .filter_map(|&n| {
-                t.get(n).map(|d| (self.graph.nodes[n].op.name(), self.graph.nodes[n].scope.to_string(), *d))
-            })
-            .collect()
+        self.plan.order.iter().filter_map(|&n| t.get(n).map(|d| (&self.graph.nodes[n], *d)))
     }
 
     /// Executes every node once.
@@ -220,27 +226,23 @@ impl<T: Real> CpuProgram<T> {
                 let len = t.shape().len();
                 inputs.push(match &v.source {
                     Source::Node(..) => {
-                        let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
-                        Slot::F(b.as_mut_ptr(), len)
+                        slot_of(&mut self.buffers[self.plan.buffer_of[&t.index()]], v.dtype, len)
                     }
                     Source::Const(_) => Slot::F(self.constants[&t.index()].as_ptr() as *mut T, len),
                     Source::State(name) => {
                         let b = state.values.get_mut(name).unwrap_or_else(|| panic!("no state named {name}"));
-                        assert_eq!(b.len(), len, "state {name}");
-                        Slot::F(b.as_mut_ptr(), len)
+                        assert_eq!((b.len(), b.dtype()), (len, v.dtype), "state {name}");
+                        slot(b)
                     }
-                    Source::Input(name) => match self.inputs.get_mut(name).expect("made in new") {
-                        InputBuffer::F(b) => Slot::F(b.as_mut_ptr(), len),
-                        InputBuffer::U(b) => Slot::U(b.as_ptr(), len),
-                    },
+                    Source::Input(name) => slot(self.inputs.get_mut(name).expect("made in new")),
                 });
             }
             let outputs = node
                 .outputs
                 .iter()
                 .map(|t| {
-                    let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
-                    Slot::F(b.as_mut_ptr(), t.shape().len())
+                    let dtype = self.graph.values[t.index()].dtype;
+                    slot_of(&mut self.buffers[self.plan.buffer_of[&t.index()]], dtype, t.shape().len())
                 })
                 .collect();
             // SAFETY: buffers outlive the call; the plan gives outputs buffers of their own except for
@@ -266,8 +268,12 @@ impl<T: Real> CpuProgram<T> {
             let values = pending.wait().map_err(GpuError::Host)?;
             for (t, v) in self.graph.nodes[*n].outputs.iter().zip(values) {
                 let b = &mut self.buffers[self.plan.buffer_of[&t.index()]];
-                for (b, v) in b[..t.shape().len()].iter_mut().zip(v) {
-                    *b = T::of(f64::from(v));
+                let made = self.graph.value_type(*t);
+                assert_eq!((v.dtype(), v.len()), (made.dtype, made.shape.len()), "the host's work");
+                match v {
+                    Array::F(v) => b.iter_mut().zip(v).for_each(|(b, v)| *b = T::of(f64::from(v))),
+                    Array::H(_, v) => bytemuck::cast_slice_mut(b)[..v.len()].copy_from_slice(&v),
+                    Array::U(_) => unreachable!("no operation makes ids"),
                 }
             }
         }
@@ -275,11 +281,38 @@ impl<T: Real> CpuProgram<T> {
     }
 
     /// A value of any kind, as the host's work takes it.
-    fn value(&self, state: &CpuState<T>, t: Tensor) -> Vec<f32> {
-        let f32s = |v: &[T]| v.iter().map(|x| x.f64() as f32).collect();
-        match &self.graph.values[t.index()].source {
-            Source::State(name) => f32s(&state.values[name]),
-            _ => f32s(&self.read(t)),
+    fn value(&self, state: &CpuState<T>, t: Tensor) -> Array {
+        let f32s = |v: &[T]| Array::F(v.iter().map(|x| x.f64() as f32).collect());
+        let whole = |a: &Array<T>| match a {
+            Array::F(v) => f32s(v),
+            Array::H(dtype, v) => Array::H(*dtype, v.clone()),
+            Array::U(v) => Array::U(v.clone()),
+        };
+        let v = &self.graph.values[t.index()];
+        match &v.source {
+            Source::State(id) => whole(&state.values[id]),
+            Source::Input(id) => whole(&self.inputs[id]),
+            Source::Node(..) if v.dtype.is_half() => Array::H(v.dtype, self.halves(t).to_vec()),
+            Source::Node(..) | Source::Const(_) => f32s(&self.floats(t)),
+        }
+    }
+
+    /// The bits of a computed 16-bit value.
+    fn halves(&self, t: Tensor) -> &[u16] {
+        let b = &self.buffers[self.plan.buffer_of[&t.index()]];
+        &bytemuck::cast_slice(b)[..t.shape().len()]
+    }
+
+    /// The numbers of a value that is no state.
+    fn floats(&self, t: Tensor) -> Cow<'_, [T]> {
+        let v = &self.graph.values[t.index()];
+        match &v.source {
+            Source::Const(_) => Cow::Borrowed(&self.constants[&t.index()]),
+            Source::Input(id) => self.inputs[id].floats(),
+            _ if v.dtype.is_half() => {
+                Cow::Owned(self.halves(t).iter().map(|h| round::load(v.dtype, *h)).collect())
+            }
+            _ => Cow::Borrowed(&self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()]),
         }
     }
 
@@ -296,8 +329,10 @@ impl<T: Real> CpuProgram<T> {
             }
             let node = &self.graph.nodes[n];
             for t in &node.outputs {
-                let Some(b) = self.plan.buffer_of.get(&t.index()) else { continue };
-                let values = &self.buffers[*b][..t.shape().len()];
+                if !self.plan.buffer_of.contains_key(&t.index()) {
+                    continue;
+                }
+                let values = self.floats(*t);
                 let bad = values.iter().filter(|x| !x.f64().is_finite()).count();
                 if bad > 0 {
                     return Some(BadValue {
@@ -305,6 +340,7 @@ impl<T: Real> CpuProgram<T> {
                         tensor: self.graph.describe(*t),
                         op: node.op.name(),
                         scope: node.scope.to_string(),
+                        role: node.role,
                         bad,
                         of: values.len(),
                     });
@@ -321,8 +357,8 @@ impl<T: Real> CpuProgram<T> {
         let mut best: Option<(String, f64)> = None;
         for (_, t) in node.inputs.iter().enumerate().filter(|(i, _)| Some(*i) != gone) {
             let values = match &self.graph.values[t.index()].source {
-                Source::Node(..) => &self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()],
-                Source::State(name) => state.values.get(name).map_or(&[][..], Vec::as_slice),
+                Source::Node(..) => self.floats(*t),
+                Source::State(id) => state.values.get(id).map_or(Cow::Borrowed(&[][..]), Array::floats),
                 Source::Input(_) | Source::Const(_) => continue,
             };
             let top = values.iter().fold(0f64, |m, x| m.max(x.f64().abs()));
@@ -335,14 +371,7 @@ impl<T: Real> CpuProgram<T> {
 
     /// The value of a kept tensor, or of an input.
     pub fn read(&self, t: Tensor) -> Vec<T> {
-        match &self.graph.values[t.index()].source {
-            Source::Const(_) => self.constants[&t.index()].clone(),
-            Source::Input(n) => match &self.inputs[n] {
-                InputBuffer::F(b) => b.clone(),
-                InputBuffer::U(b) => b.iter().map(|&x| T::of(x as f64)).collect(),
-            },
-            _ => self.buffers[self.plan.buffer_of[&t.index()]][..t.shape().len()].to_vec(),
-        }
+        self.floats(t).into_owned()
     }
 }
 

@@ -1,23 +1,24 @@
 //! The graph as a picture for graphviz.
 
-use super::{Graph, Source};
+use super::{Graph, Role, Source};
 use std::fmt::Write;
 
-/// DOT text: one box an operation, clustered by scope.
+/// DOT text: one box an operation, clustered by scope; a quote marks clusters of the backward pass.
 pub fn dot(g: &Graph, order: &[usize]) -> String {
     let mut s = String::from(
         "digraph birkhoff {\n  rankdir=TB; node [shape=box, fontname=\"sans-serif\", fontsize=10];\n",
     );
-    let mut by_scope: Vec<(&str, Vec<usize>)> = vec![];
+    let mut clusters: Vec<((&str, bool), Vec<usize>)> = vec![];
     for &n in order {
-        let scope = &*g.nodes[n].scope;
-        match by_scope.iter_mut().find(|(k, _)| *k == scope) {
+        let key = (&*g.nodes[n].scope, g.nodes[n].role == Role::Backward);
+        match clusters.iter_mut().find(|(k, _)| *k == key) {
             Some((_, v)) => v.push(n),
-            None => by_scope.push((scope, vec![n])),
+            None => clusters.push((key, vec![n])),
         }
     }
-    for (i, (scope, nodes)) in by_scope.iter().enumerate() {
-        let _ = writeln!(s, "  subgraph cluster_{i} {{ label=\"{}\"; color=gray;", escape(scope));
+    for (i, ((scope, backward), nodes)) in clusters.iter().enumerate() {
+        let mark = if *backward { "'" } else { "" };
+        let _ = writeln!(s, "  subgraph cluster_{i} {{ label=\"{}{mark}\"; color=gray;", escape(scope));
         for &n in nodes {
             let node = &g.nodes[n];
             let shapes: Vec<String> = node.outputs.iter().map(|t| t.shape().to_string()).collect();
@@ -33,15 +34,17 @@ pub fn dot(g: &Graph, order: &[usize]) -> String {
                     let _ = writeln!(s, "  n{p} -> n{n};");
                 }
                 Source::Const(_) => {}
-                Source::Input(name) | Source::State(name) => {
-                    leaves.insert((t.index(), name.clone(), g.value(*t).shape.to_string()));
+                Source::Input(_) | Source::State(_) => {
+                    let v = g.value(*t);
+                    let name = v.name.as_deref().unwrap_or_default();
+                    leaves.insert((t.index(), name, v.shape.to_string()));
                     let _ = writeln!(s, "  v{} -> n{n};", t.index());
                 }
             }
         }
     }
     for (i, name, shape) in leaves {
-        let _ = writeln!(s, "  v{i} [shape=ellipse, label=\"{}\\n{shape}\"];", escape(&name));
+        let _ = writeln!(s, "  v{i} [shape=ellipse, label=\"{}\\n{shape}\"];", escape(name));
     }
     s.push_str("}\n");
     s

@@ -4,7 +4,7 @@ use super::cpu::{CpuProgram, CpuState};
 use super::fuse::fuse;
 use super::gpu::{GpuProgram, GpuState};
 use super::plan::Plan;
-use super::{Graph, Tensor};
+use super::{Array, DType, Graph, InputId, Role, StateId, Tensor};
 use crate::gpu::{Gpu, GpuError};
 use crate::ops::{GpuCaps, MatmulChoice};
 use std::borrow::Cow;
@@ -66,8 +66,10 @@ impl Device {
 pub struct NodeTime {
     /// The operation.
     pub op: String,
-    /// Its scope; a quote marks the backward pass.
+    /// Its scope.
     pub scope: String,
+    /// What it is for.
+    pub role: Role,
     /// Microseconds.
     pub micros: f64,
 }
@@ -90,31 +92,43 @@ impl State {
         }
     }
 
-    /// Creates or overwrites a value.
-    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
+    /// Creates a value in f32, or overwrites one, which keeps its storage type.
+    pub fn set(&mut self, id: impl Into<StateId>, data: &[f32]) -> Result<(), GpuError> {
+        let id = id.into();
+        let dtype = match self {
+            State::Cpu(s) => s.values.get(&id).map(Array::dtype),
+            State::Gpu(s) => s.dtype(&id),
+        };
+        self.set_stored(id, dtype.unwrap_or_default(), data)
+    }
+
+    /// Creates or overwrites a value that is stored as `dtype`: 16 bits are the nearest.
+    pub fn set_stored(&mut self, id: impl Into<StateId>, dtype: DType, data: &[f32]) -> Result<(), GpuError> {
+        let id = id.into();
         match self {
             State::Cpu(s) => {
-                s.values.insert(name.into(), data.to_vec());
+                s.values.insert(id, Array::of(dtype, data.iter().copied()));
                 Ok(())
             }
-            State::Gpu(s) => s.set(name, data),
+            State::Gpu(s) => s.set(&id, dtype, data),
         }
     }
 
-    /// The values for reading: on the CPU as they stand, from a device as copies.
+    /// The values for reading: on the CPU as they stand where they are f32, from a device as copies.
     ///
     /// # Panics
     /// If one does not exist.
-    pub async fn view(&self, names: &[&str]) -> Result<Vec<Cow<'_, [f32]>>, GpuError> {
+    pub async fn view<I: Clone + Into<StateId>>(&self, ids: &[I]) -> Result<Vec<Cow<'_, [f32]>>, GpuError> {
+        let ids: Vec<StateId> = ids.iter().map(|id| id.clone().into()).collect();
         match self {
-            State::Cpu(s) => Ok(names
+            State::Cpu(s) => Ok(ids
                 .iter()
-                .map(|n| {
-                    let v = s.values.get(*n).unwrap_or_else(|| panic!("no state named {n}"));
-                    Cow::Borrowed(v.as_slice())
+                .map(|id| {
+                    let v = s.values.get(id).unwrap_or_else(|| panic!("no state named {id}"));
+                    v.floats()
                 })
                 .collect()),
-            State::Gpu(s) => Ok(s.get(names).await?.into_iter().map(Cow::Owned).collect()),
+            State::Gpu(s) => Ok(s.get(&ids).await?.into_iter().map(Cow::Owned).collect()),
         }
     }
 
@@ -122,14 +136,8 @@ impl State {
     ///
     /// # Panics
     /// If one does not exist.
-    pub async fn get(&self, names: &[&str]) -> Result<Vec<Vec<f32>>, GpuError> {
-        match self {
-            State::Cpu(s) => Ok(names
-                .iter()
-                .map(|n| s.values.get(*n).unwrap_or_else(|| panic!("no state named {n}")).clone())
-                .collect()),
-            State::Gpu(s) => s.get(names).await,
-        }
+    pub async fn get<I: Clone + Into<StateId>>(&self, ids: &[I]) -> Result<Vec<Vec<f32>>, GpuError> {
+        Ok(self.view(ids).await?.into_iter().map(Cow::into_owned).collect())
     }
 }
 
@@ -173,32 +181,32 @@ impl Program {
     }
 
     /// Whether the graph reads this input.
-    pub fn has_input(&self, name: &str) -> bool {
+    pub fn has_input(&self, id: impl Into<InputId>) -> bool {
         match self {
-            Program::Cpu(p, _) => p.has_input(name),
-            Program::Gpu(p, _) => p.has_input(name),
+            Program::Cpu(p, _) => p.has_input(id),
+            Program::Gpu(p, _) => p.has_input(id),
         }
     }
 
-    /// Uploads floats.
-    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
+    /// Uploads floats; an input of 16 bits gets the nearest.
+    pub fn set(&mut self, id: impl Into<InputId>, data: &[f32]) -> Result<(), GpuError> {
         match self {
             Program::Cpu(p, _) => {
-                p.set(name, data);
+                p.set(id, data);
                 Ok(())
             }
-            Program::Gpu(p, _) => p.set(name, data),
+            Program::Gpu(p, _) => p.set(id, data),
         }
     }
 
     /// Uploads ids.
-    pub fn set_ids(&mut self, name: &str, data: &[u32]) -> Result<(), GpuError> {
+    pub fn set_ids(&mut self, id: impl Into<InputId>, data: &[u32]) -> Result<(), GpuError> {
         match self {
             Program::Cpu(p, _) => {
-                p.set_ids(name, data);
+                p.set_ids(id, data);
                 Ok(())
             }
-            Program::Gpu(p, _) => p.set(name, data),
+            Program::Gpu(p, _) => p.set_ids(id, data),
         }
     }
 
@@ -251,7 +259,7 @@ impl Program {
     /// Seconds spent inside operations since [`Program::start_profile`]; 0 on a device.
     pub fn seconds_in_operations(&self) -> f64 {
         match self {
-            Program::Cpu(p, _) => p.times().iter().map(|t| t.2.as_secs_f64()).sum(),
+            Program::Cpu(p, _) => p.times().map(|t| t.1.as_secs_f64()).sum(),
             Program::Gpu(..) => 0.0,
         }
     }
@@ -261,12 +269,15 @@ impl Program {
     pub async fn node_times(&mut self) -> Result<Vec<NodeTime>, GpuError> {
         match self {
             Program::Cpu(p, _) => {
-                let times = p.times();
+                let times = p.times().map(|(node, t)| NodeTime {
+                    op: node.op.name().into(),
+                    scope: node.scope.to_string(),
+                    role: node.role,
+                    micros: t.as_secs_f64() * 1e6,
+                });
+                let times = times.collect();
                 p.stop_profile();
-                Ok(times
-                    .into_iter()
-                    .map(|(op, scope, t)| NodeTime { op: op.into(), scope, micros: t.as_secs_f64() * 1e6 })
-                    .collect())
+                Ok(times)
             }
             Program::Gpu(p, _) => p.node_times().await,
         }
@@ -279,9 +290,9 @@ impl Program {
             Program::Gpu(p, _) => Ok(p.run_profiled().await?.table()),
             Program::Cpu(p, _) => {
                 let mut by_op: Vec<(String, usize, f64)> = vec![];
-                for (op, scope, t) in p.times() {
-                    let back = if scope.contains('\'') { " (backward)" } else { "" };
-                    let name = format!("{op}{back}");
+                for (node, t) in p.times() {
+                    let back = if node.role == Role::Backward { " (backward)" } else { "" };
+                    let name = format!("{}{back}", node.op.name());
                     match by_op.iter_mut().find(|x| x.0 == name) {
                         Some(x) => {
                             x.1 += 1;

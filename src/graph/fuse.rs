@@ -43,18 +43,20 @@ pub fn fuse(g: &Graph, keep: &[Tensor]) -> (Graph, Vec<Tensor>) {
             f.import(g, *t, uses[t.index()]);
         }
         let inputs: Vec<Tensor> = node.inputs.iter().map(|t| f.at[&t.index()].reshaped(t.shape())).collect();
-        f.out.set_scope(Some(node.scope.clone()));
+        f.out.set_place(Some((node.scope.clone(), node.role)));
         let any: &dyn Any = node.op.as_ref();
         let outputs = match any.downcast_ref::<Map>() {
             Some(m) => f.map(m.clone(), inputs),
             None => f.out.push_arc(node.op.clone(), &inputs),
         };
-        f.out.set_scope(None);
+        f.out.set_place(None);
         for (old, new) in node.outputs.iter().zip(outputs) {
             f.single.insert(new.index(), uses[old.index()] == 1);
             if let Some(name) = &g.values[old.index()].name {
                 f.out.values[new.index()].name.get_or_insert_with(|| name.clone());
             }
+            let at = &f.at;
+            f.out.take_form(new, g.values[old.index()].form, |table| at.get(&table).copied());
             f.at.insert(old.index(), new);
         }
     }

@@ -5,7 +5,7 @@
 
 use super::exec::NodeTime;
 use super::plan::{Plan, plan};
-use super::{Graph, Source, Tensor};
+use super::{Array, DType, Graph, InputId, Role, Source, StateId, Tensor};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::gpu::buffer::ReadBack;
 use crate::gpu::kernel::{Bind, Kernel};
@@ -14,17 +14,57 @@ use crate::ops::host::HostWork;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::ops::host::Pending;
 use crate::ops::{GpuCaps, GpuLaunch, GpuRequest, Op};
+use std::borrow::Cow;
 use std::collections::HashMap;
 #[cfg(not(target_arch = "wasm32"))]
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Persistent values on the device, by name.
+/// Persistent values on the device.
 #[derive(Debug)]
 pub struct GpuState {
     gpu: Gpu,
-    values: HashMap<String, (Buffer, usize)>,
+    values: HashMap<StateId, Place>,
+}
+
+/// Where the elements of a value are.
+#[derive(Clone, Debug)]
+struct Place {
+    buffer: Buffer,
+    dtype: DType,
+    len: usize,
+}
+
+impl Place {
+    fn words(&self) -> usize {
+        self.dtype.bytes(self.len) / 4
+    }
+
+    /// As a kernel binds it.
+    fn region(&self) -> Region {
+        self.buffer.region(0, self.dtype.bytes(self.len) as u64)
+    }
+
+    /// From the words that were read of it.
+    fn array(&self, words: Vec<u32>) -> Array {
+        Array::from_words(self.dtype, self.len, words)
+    }
+}
+
+/// The words of floats that are stored as `dtype`; nothing is copied where that is f32.
+fn stored(dtype: DType, data: &[f32]) -> Cow<'_, [u32]> {
+    match dtype {
+        DType::F32 => Cow::Borrowed(bytemuck::cast_slice(data)),
+        half => Cow::Owned(Array::<f32>::of(half, data.iter().copied()).words().into_owned()),
+    }
+}
+
+/// Copies values to the host.
+async fn read(gpu: &Gpu, places: &[&Place]) -> Result<Vec<Vec<f32>>, GpuError> {
+    let reads: Vec<_> = places.iter().map(|p| (&p.buffer, 0..p.words() as u64)).collect();
+    let words = gpu.read_many_async::<u32>(&reads).await?;
+    Ok(places.iter().zip(words).map(|(p, w)| p.array(w).into_floats()).collect())
 }
 
 impl GpuState {
@@ -34,32 +74,27 @@ impl GpuState {
     }
 
     /// Creates or overwrites a value.
-    pub fn set(&mut self, name: &str, data: &[f32]) -> Result<(), GpuError> {
-        match self.values.get(name) {
-            Some((b, n)) if *n == data.len() => self.gpu.write(b, 0, data),
+    pub fn set(&mut self, id: &StateId, dtype: DType, data: &[f32]) -> Result<(), GpuError> {
+        let words = stored(dtype, data);
+        match self.values.get(id) {
+            Some(p) if p.len == data.len() && p.dtype == dtype => self.gpu.write(&p.buffer, 0, &words),
             _ => {
-                let b = self.gpu.create_buffer_with(name, data)?;
-                self.values.insert(name.into(), (b, data.len()));
+                let buffer = self.gpu.create_buffer_with(&id.to_string(), &words)?;
+                self.values.insert(id.clone(), Place { buffer, dtype, len: data.len() });
                 Ok(())
             }
         }
     }
 
     /// Copies values to the host.
-    pub async fn get(&self, names: &[&str]) -> Result<Vec<Vec<f32>>, GpuError> {
-        let reads: Vec<_> = names
-            .iter()
-            .map(|n| {
-                let (b, len) = self.values.get(*n).unwrap_or_else(|| panic!("no state named {n}"));
-                (b, 0..*len as u64)
-            })
-            .collect();
-        self.gpu.read_many_async(&reads).await
+    pub async fn get(&self, ids: &[StateId]) -> Result<Vec<Vec<f32>>, GpuError> {
+        let place = |id: &StateId| self.values.get(id).unwrap_or_else(|| panic!("no state named {id}"));
+        read(&self.gpu, &ids.iter().map(place).collect::<Vec<_>>()).await
     }
 
-    /// Whether a value exists.
-    pub fn contains(&self, name: &str) -> bool {
-        self.values.contains_key(name)
+    /// The storage type of a value that exists.
+    pub fn dtype(&self, id: &StateId) -> Option<DType> {
+        self.values.get(id).map(|p| p.dtype)
     }
 }
 
@@ -69,11 +104,11 @@ pub struct GpuProgram {
     gpu: Gpu,
     plan: Plan,
     commands: CommandList,
-    /// Operation and scope of each dispatch.
-    origins: Vec<(&'static str, Arc<str>)>,
-    inputs: HashMap<String, Buffer>,
+    /// Operation, scope and role of each dispatch.
+    origins: Vec<(&'static str, Arc<str>, Role)>,
+    inputs: HashMap<InputId, Place>,
     /// Kept values and inputs: where to read them.
-    readable: HashMap<usize, (Buffer, usize)>,
+    readable: HashMap<usize, Place>,
     host: Vec<HostNode>,
     /// The run's order; empty where the host has no work.
     #[cfg_attr(target_arch = "wasm32", allow(dead_code))]
@@ -94,8 +129,8 @@ enum Stage {
 #[cfg_attr(target_arch = "wasm32", allow(dead_code))]
 struct HostNode {
     work: Arc<dyn HostWork>,
-    inputs: Vec<(Buffer, usize)>,
-    outputs: Vec<(Buffer, usize)>,
+    inputs: Vec<Place>,
+    outputs: Vec<Place>,
 }
 
 /// The launches of every node that the kept values need, without a device: what a test validates, and what
@@ -114,6 +149,14 @@ pub fn lower(g: &Graph, keep: &[Tensor], caps: &GpuCaps) -> (Plan, Vec<(usize, G
     (p, launches)
 }
 
+/// What a computed value's buffer is called in errors.
+fn buffer_name(g: &Graph, t: Tensor) -> String {
+    match g.value(t).source {
+        Source::Node(n, _) if g.nodes[n].role == Role::Backward => format!("{} (backward)", g.describe(t)),
+        _ => g.describe(t),
+    }
+}
+
 impl GpuProgram {
     /// Lowers, allocates, compiles. States that the graph uses must exist.
     pub fn new(
@@ -128,14 +171,14 @@ impl GpuProgram {
         let mut names: Vec<String> = vec![String::new(); plan.buffers.len()];
         for (v, b) in &plan.buffer_of {
             if names[*b].is_empty() {
-                names[*b] = g.describe(Tensor { id: *v as u32, shape: g.values[*v].shape });
+                names[*b] = buffer_name(g, Tensor { id: *v as u32, shape: g.values[*v].shape });
             }
         }
         let buffers: Vec<Buffer> = plan
             .buffers
             .iter()
             .zip(&names)
-            .map(|(&n, name)| gpu.create_buffer(name, 4 * n as u64))
+            .map(|(&n, name)| gpu.create_buffer(name, n as u64))
             .collect::<Result<_, _>>()?;
         let mut inputs = HashMap::new();
         let mut constants = HashMap::new();
@@ -147,8 +190,10 @@ impl GpuProgram {
             .collect();
         for (i, v) in g.values.iter().enumerate().filter(|(i, _)| used.contains(i)) {
             match &v.source {
-                Source::Input(name) => {
-                    inputs.insert(name.clone(), gpu.create_buffer(name, 4 * v.shape.len() as u64)?);
+                Source::Input(id) => {
+                    let bytes = v.dtype.bytes(v.shape.len()) as u64;
+                    let buffer = gpu.create_buffer(&id.to_string(), bytes)?;
+                    inputs.insert(id.clone(), Place { buffer, dtype: v.dtype, len: v.shape.len() });
                 }
                 Source::Const(c) => {
                     let data: Vec<f32> = c.iter().map(|&x| x as f32).collect();
@@ -157,21 +202,20 @@ impl GpuProgram {
                 _ => {}
             }
         }
-        let find = |t: Tensor| -> (Buffer, usize) {
+        let find = |t: Tensor| -> Place {
             let v = &g.values[t.index()];
             let b = match &v.source {
                 Source::Node(..) => buffers[plan.buffer_of[&t.index()]].clone(),
                 Source::Const(_) => constants[&t.index()].clone(),
-                Source::Input(n) => inputs[n].clone(),
+                Source::Input(n) => return inputs[n].clone(),
                 Source::State(n) => {
-                    let (b, len) = state.values.get(n).unwrap_or_else(|| panic!("no state named {n}"));
-                    assert_eq!(*len, v.shape.len(), "state {n}");
-                    b.clone()
+                    let p = state.values.get(n).unwrap_or_else(|| panic!("no state named {n}"));
+                    assert_eq!((p.len, p.dtype), (v.shape.len(), v.dtype), "state {n}");
+                    return p.clone();
                 }
             };
-            (b, v.shape.len())
+            Place { buffer: b, dtype: v.dtype, len: v.shape.len() }
         };
-        let region = |(b, n): (Buffer, usize)| -> Region { b.region(0, 4 * n as u64) };
         let mut kernels: Vec<(Kernel, Vec<Region>)> = vec![];
         let mut origins = vec![];
         let mut host: Vec<HostNode> = vec![];
@@ -203,13 +247,16 @@ impl GpuProgram {
                     .bindings
                     .iter()
                     .map(|b| match *b {
-                        Bind::In(i) => region(find(node.inputs[i])),
-                        Bind::Out(o) => region(find(node.outputs[o])),
-                        Bind::Scratch(s) => region((buffers[plan.scratch[&n][s]].clone(), l.scratch[s])),
+                        Bind::In(i) => find(node.inputs[i]).region(),
+                        Bind::Out(o) => find(node.outputs[o]).region(),
+                        Bind::Scratch(s) => {
+                            let bytes = DType::F32.bytes(l.scratch[s]) as u64;
+                            buffers[plan.scratch[&n][s]].region(0, bytes)
+                        }
                     })
                     .collect();
                 kernels.push((k, regions));
-                origins.push((node.op.name(), node.scope.clone()));
+                origins.push((node.op.name(), node.scope.clone(), node.role));
             }
         }
         stages.push(Stage::Launch(launched..kernels.len()));
@@ -233,14 +280,23 @@ impl GpuProgram {
     }
 
     /// Whether the graph reads this input.
-    pub fn has_input(&self, name: &str) -> bool {
-        self.inputs.contains_key(name)
+    pub fn has_input(&self, id: impl Into<InputId>) -> bool {
+        self.inputs.contains_key(&id.into())
     }
 
-    /// Uploads an input (floats or ids, both 32 bits wide).
-    pub fn set<T: bytemuck::NoUninit>(&mut self, name: &str, data: &[T]) -> Result<(), GpuError> {
-        let b = self.inputs.get(name).unwrap_or_else(|| panic!("no input named {name}"));
-        self.gpu.write(b, 0, data)
+    /// Uploads floats; an input of 16 bits gets the nearest.
+    pub fn set(&mut self, id: impl Into<InputId>, data: &[f32]) -> Result<(), GpuError> {
+        let p = self.input(&id.into());
+        self.gpu.write(&p.buffer, 0, &stored(p.dtype, data))
+    }
+
+    /// Uploads ids.
+    pub fn set_ids(&mut self, id: impl Into<InputId>, data: &[u32]) -> Result<(), GpuError> {
+        self.gpu.write(&self.input(&id.into()).buffer, 0, data)
+    }
+
+    fn input(&self, id: &InputId) -> &Place {
+        self.inputs.get(id).unwrap_or_else(|| panic!("no input named {id}"))
     }
 
     /// Submits one run; waits for nothing but the host's work, where the graph has some.
@@ -267,16 +323,20 @@ impl GpuProgram {
             match stage {
                 Stage::Launch(range) => self.commands.run_range(range.clone())?,
                 Stage::Begin(i) => {
-                    let reads: Vec<_> = self.host[*i].inputs.iter().map(|(b, n)| (b, *n)).collect();
+                    let inputs = &self.host[*i].inputs;
+                    let reads: Vec<_> = inputs.iter().map(|p| (&p.buffer, p.words())).collect();
                     reading.push_back((*i, self.gpu.begin_read(&reads)?));
                 }
                 Stage::Wait(i) => {
                     while let Some((i, read)) = reading.pop_front() {
-                        pending.insert(i, self.host[i].work.start(read.finish()?));
+                        let HostNode { work, inputs, .. } = &self.host[i];
+                        let arrays = inputs.iter().zip(read.finish()?).map(|(p, words)| p.array(words));
+                        pending.insert(i, work.start(arrays.collect()));
                     }
                     let values = pending.remove(i).expect("begun before").wait().map_err(GpuError::Host)?;
-                    for ((b, _), v) in self.host[*i].outputs.iter().zip(&values) {
-                        self.gpu.write(b, 0, v)?;
+                    for (p, v) in self.host[*i].outputs.iter().zip(&values) {
+                        assert_eq!((v.dtype(), v.len()), (p.dtype, p.len), "the host's work");
+                        self.gpu.write(&p.buffer, 0, &v.words())?;
                     }
                 }
             }
@@ -294,9 +354,10 @@ impl GpuProgram {
         let profile = self.run_profiled().await?;
         let times = profile.times.iter().zip(&self.origins);
         Ok(times
-            .map(|((_, micros), (op, scope))| NodeTime {
+            .map(|((_, micros), (op, scope, role))| NodeTime {
                 op: (*op).into(),
                 scope: scope.to_string(),
+                role: *role,
                 micros: *micros,
             })
             .collect())
@@ -304,13 +365,7 @@ impl GpuProgram {
 
     /// Copies kept values to the host, waiting for the runs submitted so far.
     pub async fn read(&self, tensors: &[Tensor]) -> Result<Vec<Vec<f32>>, GpuError> {
-        let reads: Vec<_> = tensors
-            .iter()
-            .map(|t| {
-                let (b, n) = self.readable.get(&t.index()).expect("only kept values can be read");
-                (b, 0..*n as u64)
-            })
-            .collect();
-        self.gpu.read_many_async(&reads).await
+        let place = |t: &Tensor| self.readable.get(&t.index()).expect("only kept values can be read");
+        read(&self.gpu, &tensors.iter().map(place).collect::<Vec<_>>()).await
     }
 }

@@ -7,9 +7,11 @@
 mod autodiff;
 pub mod cpu;
 pub mod dot;
+mod dtype;
 pub mod exec;
 pub mod fuse;
 pub mod gpu;
+mod ids;
 pub mod plan;
 mod shape;
 #[doc(hidden)]
@@ -18,9 +20,11 @@ pub mod testing;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod tune;
 
+pub use dtype::{Array, DType, ValueType};
+pub use ids::{InputId, Slot, StateId};
 pub use shape::{MAX_RANK, Shape};
 
-use crate::ops::Op;
+use crate::ops::{Cost, Op};
 use std::sync::Arc;
 
 /// A handle on a value of the graph; small, copyable, with its static shape.
@@ -57,26 +61,28 @@ impl Tensor {
     }
 }
 
-/// Element type of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DType {
-    /// 32-bit float (f64 in the oracle).
-    F32,
-    /// 32-bit unsigned: ids, offsets.
-    U32,
-}
-
 /// Where a value comes from.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Uploaded before each step, by name.
-    Input(String),
-    /// Lives across steps: parameters, optimiser state. By name.
-    State(String),
+    /// Uploaded before each step.
+    Input(InputId),
+    /// Lives across steps: parameters, optimiser state.
+    State(StateId),
     /// Fixed numbers.
     Const(Arc<Vec<f64>>),
     /// Output `.1` of node `.0`.
     Node(usize, usize),
+}
+
+/// What the rows of a value are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// All there are.
+    #[default]
+    Whole,
+    /// Those of a table (by its [`Tensor::index`]) that the ids of a batch name, each distinct id once: a table's
+    /// gradient.
+    Rows(usize),
 }
 
 /// One value.
@@ -84,12 +90,28 @@ pub enum Source {
 pub struct Value {
     /// Shape.
     pub shape: Shape,
-    /// Element type.
+    /// Storage type.
     pub dtype: DType,
+    /// Which rows it has.
+    pub form: Form,
     /// Origin.
     pub source: Source,
     /// Name for reports and errors, when someone gave one.
     pub name: Option<String>,
+}
+
+/// What a node is for in a training step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Computes the model's outputs.
+    #[default]
+    Forward,
+    /// Made by autodiff.
+    Backward,
+    /// Changes parameters and optimiser state, or prepares that.
+    Update,
+    /// Work of the host between ranks, wherever it stands.
+    Communication,
 }
 
 /// One operation with what it reads and makes.
@@ -101,8 +123,10 @@ pub struct Node {
     pub inputs: Vec<Tensor>,
     /// Outputs.
     pub outputs: Vec<Tensor>,
-    /// Where in the model it was made, e.g. `layers.2.attention`; backward nodes end in `'`.
+    /// Where in the model it was made, e.g. `layers.2.attention`; a backward node is where its forward node is.
     pub scope: Arc<str>,
+    /// What it is for.
+    pub role: Role,
 }
 
 /// An append-only list of nodes and values.
@@ -110,8 +134,9 @@ pub struct Node {
 pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     pub(crate) values: Vec<Value>,
-    scopes: Vec<String>,
-    scope: Option<Arc<str>>,
+    scopes: Vec<(String, Role)>,
+    /// Scope and role of the nodes made now, where they are known.
+    place: Option<(Arc<str>, Role)>,
 }
 
 impl Graph {
@@ -137,26 +162,40 @@ impl Graph {
 
     fn add_value(&mut self, shape: Shape, dtype: DType, source: Source, name: Option<String>) -> Tensor {
         let id = self.values.len() as u32;
-        self.values.push(Value { shape, dtype, source, name });
+        self.values.push(Value { shape, dtype, form: Form::Whole, source, name });
         Tensor { id, shape }
     }
 
     /// A float input, uploaded before each step.
-    pub fn input(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
-        self.named(name, shape.into(), DType::F32, Source::Input(name.into()))
+    pub fn input(&mut self, id: impl Into<InputId>, shape: impl Into<Shape>) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), DType::F32, Source::Input(id))
+    }
+
+    /// A float input stored as `dtype`.
+    pub fn input_stored(&mut self, id: impl Into<InputId>, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), dtype, Source::Input(id))
     }
 
     /// An input of ids or offsets.
-    pub fn input_ids(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
-        self.named(name, shape.into(), DType::U32, Source::Input(name.into()))
+    pub fn input_ids(&mut self, id: impl Into<InputId>, shape: impl Into<Shape>) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), DType::U32, Source::Input(id))
     }
 
-    /// A persistent value (parameter or optimiser state), shared by name between graphs.
-    pub fn state(&mut self, name: &str, shape: impl Into<Shape>) -> Tensor {
-        self.named(name, shape.into(), DType::F32, Source::State(name.into()))
+    /// A persistent value (parameter or optimiser state) in f32, shared by its id between graphs.
+    pub fn state(&mut self, id: impl Into<StateId>, shape: impl Into<Shape>) -> Tensor {
+        self.state_stored(id, shape, DType::F32)
     }
 
-    /// A constant.
+    /// A persistent value stored as `dtype`.
+    pub fn state_stored(&mut self, id: impl Into<StateId>, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+        let id = id.into();
+        self.named(&id.to_string(), shape.into(), dtype, Source::State(id))
+    }
+
+    /// A constant, in f32.
     pub fn constant(&mut self, shape: impl Into<Shape>, data: Vec<f64>) -> Tensor {
         let shape = shape.into();
         assert_eq!(shape.len(), data.len(), "constant of shape {shape}");
@@ -165,7 +204,8 @@ impl Graph {
 
     fn named(&mut self, name: &str, shape: Shape, dtype: DType, source: Source) -> Tensor {
         let clash = self.values.iter().any(|v| match (&v.source, &source) {
-            (Source::Input(a), Source::Input(b)) | (Source::State(a), Source::State(b)) => a == b,
+            (Source::Input(a), Source::Input(b)) => a == b,
+            (Source::State(a), Source::State(b)) => a == b,
             _ => false,
         });
         assert!(!clash, "the graph already has an input or state named {name}");
@@ -186,50 +226,69 @@ impl Graph {
 
     pub(crate) fn push_arc(&mut self, op: Arc<dyn Op>, inputs: &[Tensor]) -> Vec<Tensor> {
         let shapes: Vec<Shape> = inputs.iter().map(|t| t.shape).collect();
+        let types: Vec<DType> = inputs.iter().map(|t| self.value(*t).dtype).collect();
         let node = self.nodes.len();
-        let outputs: Vec<Tensor> = op
-            .outputs(&shapes)
+        let made = op.outputs(&shapes);
+        let stored = op.storage(&types, made.len());
+        assert_eq!(made.len(), stored.len(), "{}: one storage type an output", op.name());
+        let outputs: Vec<Tensor> = made
             .into_iter()
+            .zip(stored)
             .enumerate()
-            .map(|(i, s)| self.add_value(s, DType::F32, Source::Node(node, i), None))
+            .map(|(i, (shape, dtype))| self.add_value(shape, dtype, Source::Node(node, i), None))
             .collect();
-        let scope = self.current_scope();
-        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: outputs.clone(), scope });
+        let forms: Vec<Form> = inputs.iter().map(|t| self.value(*t).form).collect();
+        let form = op.form(&forms);
+        outputs.iter().for_each(|t| self.values[t.index()].form = form);
+        let (scope, role) = self.current_place();
+        let role = if op.host().is_some() { Role::Communication } else { role };
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: outputs.clone(), scope, role });
         outputs
     }
 
-    fn current_scope(&mut self) -> Arc<str> {
+    fn current_place(&mut self) -> (Arc<str>, Role) {
         let scopes = &self.scopes;
-        self.scope.get_or_insert_with(|| scopes.join(".").into()).clone()
+        let place = self.place.get_or_insert_with(|| {
+            let names: Vec<&str> = scopes.iter().map(|s| s.0.as_str()).collect();
+            (names.join(".").into(), scopes.last().map_or(Role::Forward, |s| s.1))
+        });
+        place.clone()
     }
 
-    /// Appends `name` to the scope of the nodes made from now on.
+    /// Appends `name` to the scope of the nodes made from now on, whose role stays what it is.
     pub fn enter(&mut self, name: &str) {
-        self.scopes.push(name.into());
-        self.scope = None;
+        let role = self.scopes.last().map_or(Role::Forward, |s| s.1);
+        self.enter_as(name, role);
     }
 
-    /// Undoes the last [`Graph::enter`].
+    /// [`Graph::enter`] where the nodes have a role of their own.
+    pub fn enter_as(&mut self, name: &str, role: Role) {
+        self.scopes.push((name.into(), role));
+        self.place = None;
+    }
+
+    /// Undoes the last [`Graph::enter`] or [`Graph::enter_as`].
     pub fn leave(&mut self) {
         self.scopes.pop();
-        self.scope = None;
+        self.place = None;
     }
 
-    pub(crate) fn set_scope(&mut self, scope: Option<Arc<str>>) {
-        self.scope = scope;
+    /// Where the nodes made from now on are; `None`: where [`Graph::enter`] says.
+    pub(crate) fn set_place(&mut self, place: Option<(Arc<str>, Role)>) {
+        self.place = place;
     }
 
-    /// The state of a name, if the graph has it.
-    pub fn state_named(&self, name: &str) -> Option<Tensor> {
+    /// A state, if the graph has it.
+    pub fn find_state(&self, id: &StateId) -> Option<Tensor> {
         self.values
             .iter()
-            .position(|v| matches!(&v.source, Source::State(n) if n == name))
+            .position(|v| matches!(&v.source, Source::State(n) if n == id))
             .map(|i| Tensor { id: i as u32, shape: self.values[i].shape })
     }
 
-    /// Appends another graph. States are shared by name with those that are there already; inputs are renamed by
+    /// Appends another graph. States are shared by their ids with those that are there already; inputs are renamed by
     /// `rename`. Returns where each of the other's values is now.
-    pub fn append(&mut self, other: &Graph, rename: impl Fn(&str) -> String) -> Vec<Tensor> {
+    pub fn append(&mut self, other: &Graph, rename: impl Fn(&InputId) -> InputId) -> Vec<Tensor> {
         self.append_replacing(other, rename, &[])
     }
 
@@ -238,11 +297,11 @@ impl Graph {
     pub fn append_replacing(
         &mut self,
         other: &Graph,
-        rename: impl Fn(&str) -> String,
-        replaced: &[(String, Tensor)],
+        rename: impl Fn(&InputId) -> InputId,
+        replaced: &[(StateId, Tensor)],
     ) -> Vec<Tensor> {
         let mut at: Vec<Option<Tensor>> = vec![None; other.values.len()];
-        let known: std::collections::HashMap<String, Tensor> = self
+        let known: std::collections::HashMap<StateId, Tensor> = self
             .values
             .iter()
             .enumerate()
@@ -255,11 +314,11 @@ impl Graph {
             at[i] = match &v.source {
                 Source::Input(n) => {
                     let n = rename(n);
-                    Some(self.named(&n, v.shape, v.dtype, Source::Input(n.clone())))
+                    Some(self.named(&n.to_string(), v.shape, v.dtype, Source::Input(n)))
                 }
                 Source::State(n) => Some(match replaced.iter().find(|r| r.0 == *n) {
                     Some((_, other)) => *other,
-                    None => known.get(n).copied().unwrap_or_else(|| self.state(n, v.shape)),
+                    None => known.get(n).copied().unwrap_or_else(|| self.state_stored(n, v.shape, v.dtype)),
                 }),
                 Source::Const(c) => {
                     Some(self.add_value(v.shape, v.dtype, Source::Const(c.clone()), v.name.clone()))
@@ -273,14 +332,47 @@ impl Graph {
                 if new.shape.len() == t.shape.len() { new.reshaped(t.shape) } else { new }
             };
             let inputs: Vec<Tensor> = node.inputs.iter().map(moved).collect();
-            self.set_scope(Some(node.scope.clone()));
+            self.set_place(Some((node.scope.clone(), node.role)));
             for (old, new) in node.outputs.iter().zip(self.push_arc(node.op.clone(), &inputs)) {
-                self.values[new.index()].name.clone_from(&other.values[old.index()].name);
+                let old_value = &other.values[old.index()];
+                self.values[new.index()].name.clone_from(&old_value.name);
+                self.take_form(new, old_value.form, |table| at[table]);
                 at[old.index()] = Some(new);
             }
         }
-        self.set_scope(None);
+        self.set_place(None);
         at.into_iter().map(|t| t.expect("every value has a source")).collect()
+    }
+
+    /// Says that a value is the gradient of a table in the compact form: one row per unique id of the batch.
+    pub fn rows_of(&mut self, table: Tensor, t: Tensor) -> Tensor {
+        self.values[t.index()].form = Form::Rows(table.index());
+        t
+    }
+
+    /// Which rows a value has.
+    pub fn form(&self, t: Tensor) -> Form {
+        self.value(t).form
+    }
+
+    /// The form that a value had in a graph where its table was another value; whole, where that is in this one no longer.
+    fn take_form(&mut self, t: Tensor, form: Form, at: impl Fn(usize) -> Option<Tensor>) {
+        if let Form::Rows(table) = form
+            && let Some(table) = at(table)
+        {
+            self.rows_of(table, t);
+        }
+    }
+
+    /// Shape and storage type of what a handle stands for.
+    pub fn value_type(&self, t: Tensor) -> ValueType {
+        ValueType { shape: t.shape, dtype: self.value(t).dtype }
+    }
+
+    /// What a node costs.
+    pub fn cost(&self, node: &Node) -> Cost {
+        let types = |ts: &[Tensor]| ts.iter().map(|t| self.value_type(*t)).collect::<Vec<_>>();
+        node.op.cost(&types(&node.inputs), &types(&node.outputs))
     }
 
     /// Gives a value a name for reports and errors.
@@ -302,8 +394,8 @@ impl Graph {
         }
     }
 
-    /// Names and shapes of the states that the graph uses, in order of appearance.
-    pub fn states(&self) -> Vec<(String, Shape)> {
+    /// Ids and shapes of the states that the graph uses, in order of appearance.
+    pub fn states(&self) -> Vec<(StateId, Shape)> {
         self.values
             .iter()
             .filter_map(|v| match &v.source {

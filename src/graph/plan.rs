@@ -2,14 +2,14 @@
 //! reader; a buffer is reused by the next value that fits best; an operation that allows it writes over its
 //! dying input.
 
-use super::{Graph, Source, Tensor};
+use super::{DType, Graph, Source, Tensor};
 use crate::ops::Op;
 use std::collections::HashMap;
 
 /// Where every computed value lives.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Elements of each buffer.
+    /// Bytes of each buffer.
     pub buffers: Vec<usize>,
     /// Value index → buffer, for values that a kept node computes.
     pub buffer_of: HashMap<usize, usize>,
@@ -19,7 +19,7 @@ pub struct Plan {
     pub scratch: HashMap<usize, Vec<usize>>,
     /// Node indices that are executed, in order.
     pub order: Vec<usize>,
-    /// Sum over all computed values, in elements: what there would be without sharing.
+    /// Sum over all computed values, in bytes: what there would be without sharing.
     pub unshared: usize,
 }
 
@@ -42,7 +42,7 @@ impl Plan {
         waits
     }
 
-    /// Elements held by the plan's buffers.
+    /// Bytes held by the plan's buffers.
     pub fn peak(&self) -> usize {
         self.buffers.iter().sum()
     }
@@ -97,7 +97,7 @@ fn host_first(g: &Graph, order: Vec<usize>) -> Vec<usize> {
 }
 
 /// Plans the buffers of the nodes that `keep` needs. Values in `keep` are never overwritten.
-/// `scratch` gives the elements of each node's scratch buffers, `alias` the pairs that an operation may
+/// `scratch` gives the elements (f32) of each node's scratch buffers, `alias` the pairs that an operation may
 /// run in place.
 pub fn plan(
     g: &Graph,
@@ -123,24 +123,28 @@ pub fn plan(
         for (i, o) in alias(node.op.as_ref()) {
             let (x, y) = (node.inputs[i], node.outputs[o]);
             let once = node.inputs.iter().filter(|t| t.index() == x.index()).count() == 1;
-            if last[x.index()] == at && once && x.shape().len() == y.shape().len() && is_computed(g, x) {
+            let same = x.shape().len() == y.shape().len() && g.value(x).dtype == g.value(y).dtype;
+            if last[x.index()] == at && once && same && is_computed(g, x) {
                 shared = Some((i, o));
                 break;
             }
         }
         for (o, y) in node.outputs.iter().enumerate() {
-            p.unshared += y.shape().len();
+            let bytes = g.value_type(*y).bytes();
+            p.unshared += bytes;
             let b = match shared {
                 Some((i, so)) if so == o => p.buffer_of[&node.inputs[i].index()],
-                _ => take(&mut p.buffers, &mut free, y.shape().len()),
+                _ => take(&mut p.buffers, &mut free, bytes),
             };
             p.buffer_of.insert(y.index(), b);
         }
         if let Some(s) = shared {
             p.in_place.insert(n, s);
         }
-        let extra: Vec<usize> =
-            scratch(n).into_iter().map(|len| take(&mut p.buffers, &mut free, len)).collect();
+        let extra: Vec<usize> = scratch(n)
+            .into_iter()
+            .map(|len| take(&mut p.buffers, &mut free, DType::F32.bytes(len)))
+            .collect();
         free.extend(&extra);
         if !extra.is_empty() {
             p.scratch.insert(n, extra);
@@ -167,18 +171,20 @@ fn is_computed(g: &Graph, t: Tensor) -> bool {
 }
 
 /// The smallest free buffer that fits; else the largest free one grows, if it is at least half; else a new one.
-fn take(buffers: &mut Vec<usize>, free: &mut Vec<usize>, len: usize) -> usize {
-    let fit = free.iter().enumerate().filter(|(_, b)| buffers[**b] >= len).min_by_key(|(_, b)| buffers[**b]);
-    if let Some((pos, _)) = fit.filter(|(_, b)| buffers[**b] <= 4 * len.max(1024)) {
+fn take(buffers: &mut Vec<usize>, free: &mut Vec<usize>, bytes: usize) -> usize {
+    let fit =
+        free.iter().enumerate().filter(|(_, b)| buffers[**b] >= bytes).min_by_key(|(_, b)| buffers[**b]);
+    if let Some((pos, _)) = fit.filter(|(_, b)| buffers[**b] <= 4 * bytes.max(4096)) {
         return free.swap_remove(pos);
     }
-    let grow = free.iter().enumerate().filter(|(_, b)| buffers[**b] < len).max_by_key(|(_, b)| buffers[**b]);
-    if let Some((pos, &b)) = grow.filter(|(_, b)| buffers[**b] * 2 >= len) {
+    let grow =
+        free.iter().enumerate().filter(|(_, b)| buffers[**b] < bytes).max_by_key(|(_, b)| buffers[**b]);
+    if let Some((pos, &b)) = grow.filter(|(_, b)| buffers[**b] * 2 >= bytes) {
         free.swap_remove(pos);
-        buffers[b] = len;
+        buffers[b] = bytes;
         return b;
     }
-    buffers.push(len);
+    buffers.push(bytes);
     buffers.len() - 1
 }
 
@@ -199,7 +205,7 @@ pub fn verify(g: &Graph, keep: &[Tensor], p: &Plan) -> Result<(), String> {
         }
         for t in &node.outputs {
             let b = p.buffer_of[&t.index()];
-            if p.buffers[b] < t.shape().len() {
+            if p.buffers[b] < g.value_type(*t).bytes() {
                 return Err(format!("{} does not fit its buffer", g.describe(*t)));
             }
             let aliased = p.in_place.get(&n).is_some_and(|(_, o)| node.outputs[*o] == *t);

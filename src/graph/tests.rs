@@ -1,7 +1,7 @@
 //! The graph, its adjoints and passes on the operations that everything else is built from.
 
 use super::cpu::{CpuProgram, CpuState};
-use super::{Graph, Tensor, fuse, plan};
+use super::{Graph, InputId, Role, Tensor, dot, fuse, plan};
 use crate::ops::matmul::Trans;
 
 /// Deterministic numbers in (-1, 1).
@@ -21,7 +21,7 @@ pub fn noise(n: usize, seed: u64) -> Vec<f64> {
 pub fn run64(g: &Graph, keep: &[Tensor], states: &[(&str, Vec<f64>)]) -> Vec<Vec<f64>> {
     let mut p = CpuProgram::<f64>::new(g.clone(), keep);
     plan::verify(g, keep, p.plan()).unwrap();
-    let mut s = CpuState { values: states.iter().map(|(n, v)| (n.to_string(), v.clone())).collect() };
+    let mut s = CpuState { values: states.iter().map(|(n, v)| (n.into(), v.clone().into())).collect() };
     p.run(&mut s);
     keep.iter().map(|t| p.read(*t)).collect()
 }
@@ -239,4 +239,59 @@ fn products_on_the_device() {
         let (x, w) = (g.state("x", [6000, 8]), g.state("w", [8, 12]));
         vec![g.matmul(x, w)]
     });
+}
+
+/// Work of the host that hands on what it gets.
+#[derive(Debug)]
+struct Nothing;
+
+impl crate::ops::host::HostWork for Nothing {
+    fn name(&self) -> &'static str {
+        "nothing"
+    }
+    fn outputs(&self, inputs: &[crate::graph::Shape]) -> Vec<crate::graph::Shape> {
+        inputs.to_vec()
+    }
+    fn start(&self, _: Vec<crate::graph::Array>) -> Box<dyn crate::ops::host::Pending> {
+        unreachable!("not run")
+    }
+}
+
+#[test]
+fn nodes_have_roles_that_passes_keep() {
+    let mut g = Graph::new();
+    let w = g.state("w", [3, 2]);
+    g.enter("head");
+    g.enter("inner");
+    let x = g.softmax(w);
+    g.leave();
+    let loss = g.sum_all(x);
+    g.leave();
+    let d = g.gradients(loss, &[w])[0];
+    let d = g.host(std::sync::Arc::new(Nothing), &[d])[0];
+    g.enter_as("update", Role::Update);
+    g.enter("norm");
+    let norm = g.sum_squares(&[d]);
+    g.leave();
+    g.leave();
+    let (f, _) = fuse::fuse(&g, &[norm]);
+    let mut twice = Graph::new();
+    twice.append(&g, InputId::clone);
+    for g in [&g, &f, &twice] {
+        let of = |op: &str| -> Vec<(String, Role)> {
+            let nodes = g.nodes().iter().filter(|n| n.op.name() == op);
+            nodes.map(|n| (n.scope.to_string(), n.role)).collect()
+        };
+        let one = |scope: &str, role| vec![(scope.to_string(), role)];
+        assert_eq!(of("softmax"), one("head.inner", Role::Forward));
+        assert_eq!(of("softmax_grad"), one("head.inner", Role::Backward));
+        assert_eq!(of("nothing"), one("", Role::Communication));
+        assert_eq!(of("sum_squares"), one("update.norm", Role::Update));
+    }
+    let order: Vec<usize> = (0..g.nodes().len()).collect();
+    let picture = dot::dot(&g, &order);
+    assert!(
+        picture.contains("label=\"head.inner\"") && picture.contains("label=\"head.inner'\""),
+        "{picture}"
+    );
 }

@@ -1,6 +1,6 @@
 //! Parameters: names, shapes, how they start, which optimiser group they are in.
 
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Graph, Shape, StateId, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
@@ -56,6 +56,11 @@ pub struct Param {
 }
 
 impl Param {
+    /// What it is called in the state.
+    pub fn id(&self) -> StateId {
+        StateId::from(&self.name)
+    }
+
     /// Whether it is an embedding table.
     pub fn is_table(&self) -> bool {
         matches!(self.kind, Kind::Embedding(_))

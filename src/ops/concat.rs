@@ -224,7 +224,7 @@ mod tests {
                     .map(|i| {
                         let mut s = [3, 2, d];
                         s[axis] = [1, 4, 8][i % 3] * if d == 8 { 4 } else { 1 };
-                        g.state(&format!("x{i}"), s)
+                        g.state(format!("x{i}"), s)
                     })
                     .collect();
                 vec![g.concat(&xs, axis), g.concat(&xs[..2], axis)]

@@ -9,6 +9,8 @@ use std::marker::PhantomData;
 pub enum Slot<T> {
     /// Floats.
     F(*mut T, usize),
+    /// Bits of 16-bit floats.
+    H(*mut u16, usize),
     /// Ids, offsets: 32-bit unsigned.
     U(*const u32, usize),
 }
@@ -41,7 +43,25 @@ impl<'a, T: Real> Cpu<'a, T> {
         match self.inputs[i] {
             // SAFETY: valid and not written during the call, by the contract of `new`.
             Slot::F(p, n) => unsafe { std::slice::from_raw_parts(p, n) },
-            Slot::U(..) => panic!("input {i} holds ids, not floats"),
+            _ => panic!("input {i} holds no floats of the executor's"),
+        }
+    }
+
+    /// Input `i` as the bits of 16-bit floats.
+    pub fn halves(&self, i: usize) -> &'a [u16] {
+        match self.inputs[i] {
+            // SAFETY: valid and not written during the call, by the contract of `new`.
+            Slot::H(p, n) => unsafe { std::slice::from_raw_parts(p, n) },
+            _ => panic!("input {i} holds no 16-bit floats"),
+        }
+    }
+
+    /// Output `i` as the bits of 16-bit floats.
+    pub fn output_halves(&mut self, i: usize) -> &'a mut [u16] {
+        match self.outputs[i] {
+            // SAFETY: valid and disjoint by the contract of `new`; one call per output per operation.
+            Slot::H(p, n) => unsafe { std::slice::from_raw_parts_mut(p, n) },
+            _ => panic!("output {i} holds no 16-bit floats"),
         }
     }
 
@@ -50,7 +70,7 @@ impl<'a, T: Real> Cpu<'a, T> {
         match self.inputs[i] {
             // SAFETY: valid and not written during the call, by the contract of `new`.
             Slot::U(p, n) => unsafe { std::slice::from_raw_parts(p, n) },
-            Slot::F(..) => panic!("input {i} holds floats, not ids"),
+            _ => panic!("input {i} holds floats, not ids"),
         }
     }
 
@@ -58,7 +78,7 @@ impl<'a, T: Real> Cpu<'a, T> {
     pub fn input_raw(&self, i: usize) -> (*const T, usize) {
         match self.inputs[i] {
             Slot::F(p, n) => (p as *const T, n),
-            Slot::U(..) => panic!("input {i} holds ids, not floats"),
+            _ => panic!("input {i} holds no floats of the executor's"),
         }
     }
 
@@ -67,7 +87,7 @@ impl<'a, T: Real> Cpu<'a, T> {
         match self.outputs[i] {
             // SAFETY: valid and disjoint by the contract of `new`; one call per output per operation.
             Slot::F(p, n) => unsafe { std::slice::from_raw_parts_mut(p, n) },
-            Slot::U(..) => panic!("output {i} holds ids"),
+            _ => panic!("output {i} holds no floats of the executor's"),
         }
     }
 
@@ -76,7 +96,7 @@ impl<'a, T: Real> Cpu<'a, T> {
         match self.inputs[i] {
             // SAFETY: valid and disjoint from every other buffer, by the contract of `new`.
             Slot::F(p, n) => unsafe { std::slice::from_raw_parts_mut(p, n) },
-            Slot::U(..) => panic!("input {i} holds ids, not floats"),
+            _ => panic!("input {i} holds no floats of the executor's"),
         }
     }
 }

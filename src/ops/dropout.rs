@@ -165,7 +165,7 @@ mod tests {
         let y = g.dropout(x, k, p, site);
         let mut c = CpuProgram::<f64>::new(g, &[y]);
         c.set_ids("key", &key);
-        c.run(&mut CpuState { values: [("x".to_string(), vec![1.0; n])].into() });
+        c.run(&mut CpuState { values: [("x".into(), vec![1.0; n].into())].into() });
         c.read(y).iter().map(|v| *v != 0.0).collect()
     }
 
@@ -222,7 +222,7 @@ mod tests {
         c.set_ids("key", &key(3, 1, 0));
         let (x0, w0) = (noise(n, 1), noise(n, 2));
         let mut at = |x: &[f64]| {
-            let values = [("x".to_string(), x.to_vec()), ("w".to_string(), w0.clone())].into();
+            let values = [("x".into(), x.to_vec().into()), ("w".into(), w0.clone().into())].into();
             c.run(&mut CpuState { values });
             (c.read(loss)[0], c.read(dx))
         };

@@ -9,12 +9,11 @@
 
 use super::copy::{typed, unit, words};
 use super::cpu::par_rows;
-use super::embedding_grad::EmbeddingGrad;
 use super::real::axpy;
-use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
+use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp, shapes};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Graph, Shape, Tensor, ValueType};
 
 /// How a bag becomes one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +48,8 @@ impl SparseInputs {
         }
     }
 
-    fn tensors(&self) -> impl Iterator<Item = Tensor> {
+    /// What the gradient's sum reads.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = Tensor> {
         [self.order, self.segments].into_iter().chain(self.scale)
     }
 }
@@ -66,10 +66,9 @@ fn table_grad(g: &mut Graph, v: &Vjp<'_>, first: usize, d: usize) -> Vec<Option<
     assert!(!v.wanted[1..].contains(&true), "only the table of a gather has a gradient");
     assert!(v.inputs.len() > first, "a gather that is differentiated needs its SparseInputs");
     let dy = v.grads[0].expect("called with a gradient");
-    let mut inputs = vec![dy.reshaped([dy.shape().len() / d, d])];
-    inputs.extend(&v.inputs[first..]);
+    let dy = dy.reshaped([dy.shape().len() / d, d]);
     let mut grads = vec![None; v.inputs.len()];
-    grads[0] = Some(g.push(EmbeddingGrad, &inputs));
+    grads[0] = Some(g.embedding_grad(v.inputs[0], dy, &v.inputs[first..]));
     grads
 }
 
@@ -106,9 +105,10 @@ impl Op for Gather {
         0.0
     }
 
-    fn cost(&self, inputs: &[Shape], outputs: &[Shape]) -> super::Cost {
-        let bytes = 4.0 * outputs[0].len() as f64;
-        super::Cost { flops: 0.0, read: bytes + 4.0 * inputs[1].len() as f64, written: bytes }
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> super::Cost {
+        let n = outputs[0].shape.len();
+        let ids = inputs[1].bytes_of(inputs[1].shape.len());
+        super::Cost { flops: 0.0, read: inputs[0].bytes_of(n) + ids, written: outputs[0].bytes_of(n) }
     }
 
     fn vjp(&self, g: &mut Graph, v: &Vjp<'_>) -> Vec<Option<Tensor>> {
@@ -187,12 +187,13 @@ impl Op for PooledGather {
         (inputs[1].len() * inputs[0].last() * (1 + self.weighted as usize)) as f64
     }
 
-    fn cost(&self, inputs: &[Shape], outputs: &[Shape]) -> super::Cost {
-        let rows = 4.0 * (inputs[1].len() * inputs[0].last()) as f64;
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> super::Cost {
+        let whole = |v: &ValueType| v.bytes_of(v.shape.len());
+        let rows = inputs[0].bytes_of(inputs[1].shape.len() * inputs[0].shape.last());
         super::Cost {
-            flops: self.flops(inputs, outputs),
-            read: rows + 4.0 * (inputs[1].len() + inputs[2].len()) as f64,
-            written: 4.0 * outputs[0].len() as f64,
+            flops: self.flops(&shapes(inputs), &shapes(outputs)),
+            read: rows + whole(&inputs[1]) + whole(&inputs[2]),
+            written: whole(&outputs[0]),
         }
     }
 
@@ -279,11 +280,12 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::super::copy::tests::validated;
+    use super::super::embedding_grad::EmbeddingGrad;
     use super::super::sparse_index::SparseIndex;
     use super::*;
     use crate::graph::cpu::{CpuProgram, CpuState};
-    use crate::graph::fuse;
     use crate::graph::tests::noise;
+    use crate::graph::{Form, InputId, fuse};
     use crate::ops::expr::Un;
 
     struct Case {
@@ -325,6 +327,7 @@ mod tests {
             let loss = g.sum_all(p);
             let grad = g.gradients(loss, &[t])[0];
             assert_eq!(grad.shape().len(), n * self.d);
+            assert_eq!(g.form(grad), Form::Rows(t.index()));
             (g, [y, loss, grad])
         }
 
@@ -346,7 +349,7 @@ mod tests {
                 p.set("weights", w);
             }
             let mut s = CpuState::default();
-            s.values.insert("table".into(), table.to_vec());
+            s.values.insert("table".into(), table.to_vec().into());
             p.run(&mut s);
             keep.iter().map(|t| p.read(*t)).collect()
         }
@@ -407,6 +410,53 @@ mod tests {
             Case { v: 7, d, ids, offsets: None, weights: None, pool: Pool::Sum }.check();
         }
         Case { v: 1, d: 2, ids: vec![0], offsets: None, weights: None, pool: Pool::Sum }.check();
+    }
+
+    /// Rows and rows of other ids cannot be added up, nor rows and whole tables: not even where their sizes are equal.
+    #[test]
+    fn a_table_feeds_one_gather_and_nothing_else() {
+        let refused = |also: &dyn Fn(&mut Graph, Tensor, Tensor) -> Tensor| {
+            let mut g = Graph::new();
+            let t = g.state("table", [5, 2]);
+            let s = SparseInputs::new(&mut g, "sparse", 5, false);
+            let ids = g.input_ids("ids", [5]);
+            let x = g.gather(t, ids, Some(&s));
+            let y = also(&mut g, t, ids);
+            let z = g.add(x, y);
+            let loss = g.sum_all(z);
+            let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| g.gradients(loss, &[t])));
+            let e = made.expect_err("two gradients");
+            e.downcast_ref::<String>().expect("text").contains("two gradients of table [5, 2]")
+        };
+        assert!(refused(&|g, t, _| g.affine(t, 2.0, 0.0)));
+        assert!(refused(&|g, t, ids| {
+            let other = SparseInputs::new(g, "other", 5, false);
+            g.gather(t, ids, Some(&other))
+        }));
+    }
+
+    #[test]
+    fn the_form_stays_through_arithmetic_and_passes() {
+        let ids = vec![6, 0, 2, 6];
+        let case = Case { v: 4, d: 2, ids, offsets: None, weights: None, pool: Pool::Sum };
+        let (mut g, [_, loss, grad]) = case.build();
+        let half = g.div(grad, loss);
+        let twice = g.add(half, grad);
+        let c = g.constant([4, 2], vec![1.0; 8]);
+        let other = g.mul(grad, c);
+        let table = g.find_state(&"table".into()).expect("made");
+        assert_eq!(
+            [half, twice, other].map(|t| g.form(t)),
+            [Form::Rows(table.index()), Form::Rows(table.index()), Form::Whole]
+        );
+        // one node of the two, with the table's place in the new graph
+        let (f, keep) = fuse::fuse(&g, &[twice]);
+        assert_eq!(f.form(keep[0]), Form::Rows(f.find_state(&"table".into()).expect("read").index()));
+        let mut h = Graph::new();
+        h.constant([1], vec![0.0]);
+        let at = h.append(&g, InputId::clone);
+        assert_eq!(h.form(at[grad.index()]), Form::Rows(at[table.index()].index()));
+        assert_ne!(table.index(), at[table.index()].index());
     }
 
     #[test]

@@ -116,3 +116,13 @@ impl Op for EmbeddingGrad {
         .into()
     }
 }
+
+impl Graph {
+    /// The gradient of `table [V, d]` in its compact form, `[N, d]`, from that of what was gathered, `dy [R, d]`. `index`
+    /// is order `[N]`, segments `[N + 1]` and, where terms have factors, scale `[N]`.
+    pub fn embedding_grad(&mut self, table: Tensor, dy: Tensor, index: &[Tensor]) -> Tensor {
+        let inputs: Vec<Tensor> = [dy].iter().chain(index).copied().collect();
+        let rows = self.push(EmbeddingGrad, &inputs);
+        self.rows_of(table, rows)
+    }
+}

@@ -109,7 +109,7 @@ mod tests {
         for device in [Some(Device::Cpu), software_device()].into_iter().flatten() {
             let mut state = State::new(&device);
             state.set("guard", &[0.0, 0.0]).unwrap();
-            for (name, shape) in g.states().into_iter().filter(|s| s.0 != "guard") {
+            for (name, shape) in g.states().into_iter().filter(|s| s.0 != "guard".into()) {
                 state.set(&name, &vec![0.5; shape.len()]).unwrap();
             }
             let mut p = Program::compile(&device, &state, &g, &[n], "guard").unwrap();

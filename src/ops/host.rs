@@ -6,11 +6,11 @@
 //! (`graph::plan`). Without such operations a program pays nothing.
 
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Vjp};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Array, DType, Graph, Shape, Tensor};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// What the host does. All values are f32.
+/// What the host does.
 pub trait HostWork: Debug + Send + Sync {
     /// Short name.
     fn name(&self) -> &'static str;
@@ -18,8 +18,14 @@ pub trait HostWork: Debug + Send + Sync {
     /// The shape rule.
     fn outputs(&self, inputs: &[Shape]) -> Vec<Shape>;
 
+    /// The storage types of so many outputs, of the inputs' types, as [`Op::storage`]; f32 only unless it says otherwise.
+    fn storage(&self, inputs: &[DType], outputs: usize) -> Vec<DType> {
+        assert!(inputs.iter().all(|d| *d == DType::F32), "{} takes f32, not {inputs:?}", self.name());
+        vec![DType::F32; outputs]
+    }
+
     /// Begins with copies of the inputs. Works of one graph are started in the same order in every run.
-    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending>;
+    fn start(&self, inputs: Vec<Array>) -> Box<dyn Pending>;
 }
 
 /// Work in progress.
@@ -28,7 +34,7 @@ pub trait Pending: Send {
     ///
     /// # Errors
     /// One line that says what failed.
-    fn wait(self: Box<Self>) -> Result<Vec<Vec<f32>>, String>;
+    fn wait(self: Box<Self>) -> Result<Vec<Array>, String>;
 }
 
 /// See the module's documentation.
@@ -42,6 +48,10 @@ impl Op for Host {
 
     fn outputs(&self, inputs: &[Shape]) -> Vec<Shape> {
         self.0.outputs(inputs)
+    }
+
+    fn storage(&self, inputs: &[DType], outputs: usize) -> Vec<DType> {
+        self.0.storage(inputs, outputs)
     }
 
     fn flops(&self, _: &[Shape], _: &[Shape]) -> f64 {
@@ -105,19 +115,21 @@ mod tests {
         fn outputs(&self, inputs: &[Shape]) -> Vec<Shape> {
             inputs.to_vec()
         }
-        fn start(&self, values: Vec<Vec<f32>>) -> Box<dyn Pending> {
+        fn start(&self, values: Vec<Array>) -> Box<dyn Pending> {
+            let values = values.into_iter().map(Array::into_f32).collect();
             self.log.lock().unwrap().push(format!("start {}", self.label));
             Box::new(Doubling { label: self.label, log: self.log.clone(), values, fails: self.fails })
         }
     }
 
     impl Pending for Doubling {
-        fn wait(self: Box<Self>) -> Result<Vec<Vec<f32>>, String> {
+        fn wait(self: Box<Self>) -> Result<Vec<Array>, String> {
             self.log.lock().unwrap().push(format!("wait {}", self.label));
             if self.fails {
                 return Err("rank 3 was lost".into());
             }
-            Ok(self.values.into_iter().map(|v| v.iter().map(|x| 2.0 * x).collect()).collect())
+            let double = |v: Vec<f32>| Array::F(v.iter().map(|x| 2.0 * x).collect());
+            Ok(self.values.into_iter().map(double).collect())
         }
     }
 

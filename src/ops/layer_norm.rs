@@ -310,9 +310,9 @@ mod tests {
             let mut program = CpuProgram::<f32>::new(g, &[y]);
             let f32s = |v: &[f64]| v.iter().map(|&v| v as f32).collect::<Vec<f32>>();
             let mut s = CpuState::default();
-            s.values.insert("x".into(), x.clone());
-            s.values.insert("g".into(), f32s(&gb[0]));
-            s.values.insert("b".into(), f32s(&gb[1]));
+            s.values.insert("x".into(), x.clone().into());
+            s.values.insert("g".into(), f32s(&gb[0]).into());
+            s.values.insert("b".into(), f32s(&gb[1]).into());
             program.run(&mut s);
             let y = program.read(y);
             for (x, y) in x.chunks(d).zip(y.chunks(d)) {

@@ -9,7 +9,7 @@ use super::expr::{BLOCK, Bin, Expr, Un};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Form, Graph, Shape, Tensor};
 use crate::par::*;
 use std::fmt::Write;
 
@@ -84,6 +84,13 @@ impl Op for Map {
     fn outputs(&self, inputs: &[Shape]) -> Vec<Shape> {
         assert_eq!(inputs.len(), self.access.len());
         vec![self.shape]
+    }
+
+    /// Rows of a table stay such beside numbers and rows of the same.
+    fn form(&self, inputs: &[Form]) -> Form {
+        let mut forms = inputs.iter().zip(&self.access).filter(|(_, a)| !a.is_scalar()).map(|(f, _)| *f);
+        let first = forms.next().unwrap_or_default();
+        if forms.all(|f| f == first) { first } else { Form::Whole }
     }
 
     fn flops(&self, _: &[Shape], outputs: &[Shape]) -> f64 {

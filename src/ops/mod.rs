@@ -6,6 +6,7 @@
 pub mod access;
 pub mod accumulate;
 pub mod attention;
+pub mod cast;
 pub mod concat;
 pub mod conv2d;
 pub mod copy;
@@ -31,6 +32,7 @@ pub mod permute;
 pub mod real;
 pub mod reduce;
 pub mod rms_norm;
+pub mod round;
 pub mod row;
 pub mod row_l2;
 pub mod sinkhorn;
@@ -45,7 +47,7 @@ pub mod sum_squares;
 pub mod tile;
 
 use crate::gpu::kernel::Kernel;
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{DType, Form, Graph, Shape, Tensor, ValueType};
 use std::any::Any;
 use std::fmt::Debug;
 
@@ -128,13 +130,33 @@ pub trait Op: Debug + Send + Sync + Any {
     /// If the inputs do not fit: a bug in the model builder, which validates configurations first.
     fn outputs(&self, inputs: &[Shape]) -> Vec<Shape>;
 
+    /// The storage types of so many outputs, of the inputs' types. An operation reads and writes 32 bits unless it says
+    /// otherwise.
+    ///
+    /// # Panics
+    /// If it cannot read an input stored so.
+    fn storage(&self, inputs: &[DType], outputs: usize) -> Vec<DType> {
+        let half = inputs.iter().find(|d| d.is_half());
+        assert!(half.is_none(), "{} does not read {half:?}: put a cast before it", self.name());
+        vec![DType::F32; outputs]
+    }
+
+    /// The form of the outputs, of the inputs' forms; only an operation that keeps rows apart has another than the whole.
+    fn form(&self, _: &[Form]) -> Form {
+        Form::Whole
+    }
+
     /// Floating-point operations. Bytes default to reading every input and writing every output once.
     fn flops(&self, inputs: &[Shape], outputs: &[Shape]) -> f64;
 
-    /// Elements moved beyond "each input read once, each output written once" are declared here.
-    fn cost(&self, inputs: &[Shape], outputs: &[Shape]) -> Cost {
-        let bytes = |s: &[Shape]| s.iter().map(|s| 4.0 * s.len() as f64).sum();
-        Cost { flops: self.flops(inputs, outputs), read: bytes(inputs), written: bytes(outputs) }
+    /// Bytes moved otherwise than "each input read once, each output written once" are declared here.
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> Cost {
+        let bytes = |v: &[ValueType]| v.iter().map(|v| v.bytes_of(v.shape.len())).sum();
+        Cost {
+            flops: self.flops(&shapes(inputs), &shapes(outputs)),
+            read: bytes(inputs),
+            written: bytes(outputs),
+        }
     }
 
     /// Appends the backward operations and returns the gradient of each wanted input.
@@ -173,6 +195,11 @@ pub trait Op: Debug + Send + Sync + Any {
 
     /// The shader launches.
     fn gpu(&self, r: &GpuRequest<'_>) -> GpuLaunch;
+}
+
+/// The shapes alone.
+pub(crate) fn shapes(types: &[ValueType]) -> Vec<Shape> {
+    types.iter().map(|t| t.shape).collect()
 }
 
 /// The bytes of a uniform block in WGSL layout.

@@ -8,10 +8,10 @@
 
 use super::copy::{typed, unit, words};
 
-use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
+use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp, shapes};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Graph, Shape, Tensor, ValueType};
 use crate::par::*;
 
 /// Elements of the `hyper` input.
@@ -193,9 +193,13 @@ impl Op for AdamW {
         15.0 * inputs[0].len() as f64
     }
 
-    fn cost(&self, inputs: &[Shape], outputs: &[Shape]) -> super::Cost {
-        let n = 4.0 * inputs[0].len() as f64;
-        super::Cost { flops: self.flops(inputs, outputs), read: 4.0 * n, written: 3.0 * n }
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> super::Cost {
+        let moved = |v: &[ValueType]| v.iter().map(|v| v.bytes_of(inputs[0].shape.len())).sum();
+        super::Cost {
+            flops: self.flops(&shapes(inputs), &shapes(outputs)),
+            read: moved(&inputs[..4]),
+            written: moved(&inputs[..3]),
+        }
     }
 
     fn vjp(&self, _: &mut Graph, _: &Vjp<'_>) -> Vec<Option<Tensor>> {
@@ -267,6 +271,7 @@ pub(crate) mod tests {
         ids: &[(&str, Vec<u32>)],
         tol: f64,
     ) {
+        use crate::graph::StateId;
         use crate::graph::cpu::{CpuProgram, CpuState};
         use crate::graph::exec::{Device, Program, State};
         let mut g = Graph::new();
@@ -274,7 +279,7 @@ pub(crate) mod tests {
         let mut p = CpuProgram::<f64>::new(g.clone(), &[]);
         let f32s = |v: &[f64]| v.iter().map(|x| *x as f32).collect::<Vec<_>>();
         let exact = |v: &[f64]| v.iter().map(|x| *x as f32 as f64).collect::<Vec<_>>();
-        let mut want = CpuState { values: states.iter().map(|(n, v)| (n.to_string(), exact(v))).collect() };
+        let mut want = CpuState { values: states.iter().map(|(n, v)| (n.into(), exact(v).into())).collect() };
         for (n, v) in ids {
             p.set_ids(n, v);
         }
@@ -293,7 +298,7 @@ pub(crate) mod tests {
             p.run(&mut s).unwrap();
             for (n, start) in states {
                 let got = &pollster::block_on(s.get(&[n])).unwrap()[0];
-                let want = &want.values[*n];
+                let want = want.values[&StateId::from(*n)].floats();
                 assert!(want.iter().zip(start).any(|(a, b)| a != b), "{n} did not change");
                 let top = want.iter().fold(0f64, |m, x| m.max(x.abs()));
                 for (j, (w, x)) in want.iter().zip(got).enumerate() {

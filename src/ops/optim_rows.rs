@@ -10,10 +10,10 @@ use super::copy::{typed, unit, words};
 use super::cpu::rows_per_task;
 use super::optim::{Adam, HYPER, adam, clip_factor, left_out};
 use super::real::dot;
-use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
+use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp, shapes};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Graph, Shape, Tensor, ValueType};
 use crate::par::*;
 
 /// Calls `f(u, rows)` for every segment `u` that names a row, where `rows[k]` is that row of table `k`
@@ -123,9 +123,13 @@ impl Op for RowAdagrad {
         4.0 * s[2].len() as f64
     }
 
-    fn cost(&self, s: &[Shape], o: &[Shape]) -> Cost {
-        let n = 4.0 * s[2].len() as f64;
-        Cost { flops: self.flops(s, o), read: 2.0 * n, written: n }
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> Cost {
+        let moved = |v: &ValueType| v.bytes_of(inputs[2].shape.len());
+        Cost {
+            flops: self.flops(&shapes(inputs), &shapes(outputs)),
+            read: moved(&inputs[0]) + moved(&inputs[2]),
+            written: moved(&inputs[0]),
+        }
     }
 
     fn vjp(&self, _: &mut Graph, _: &Vjp<'_>) -> Vec<Option<Tensor>> {
@@ -202,9 +206,13 @@ impl Op for LazyAdam {
         15.0 * s[3].len() as f64
     }
 
-    fn cost(&self, s: &[Shape], o: &[Shape]) -> Cost {
-        let n = 4.0 * s[3].len() as f64;
-        Cost { flops: self.flops(s, o), read: 4.0 * n, written: 3.0 * n }
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> Cost {
+        let moved = |v: &[ValueType]| v.iter().map(|v| v.bytes_of(inputs[3].shape.len())).sum();
+        Cost {
+            flops: self.flops(&shapes(inputs), &shapes(outputs)),
+            read: moved(&inputs[..4]),
+            written: moved(&inputs[..3]),
+        }
     }
 
     fn vjp(&self, _: &mut Graph, _: &Vjp<'_>) -> Vec<Option<Tensor>> {

@@ -6,10 +6,10 @@
 use super::copy::{typed, unit, words};
 use super::cpu::par_rows;
 use super::optim::HYPER;
-use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
+use super::{Cost, Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp, shapes};
 use crate::cpu_both;
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Form, Graph, Shape, Tensor, ValueType};
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
@@ -61,13 +61,21 @@ impl Op for RowL2 {
         vec![s[1]]
     }
 
+    fn form(&self, inputs: &[Form]) -> Form {
+        inputs[1]
+    }
+
     fn flops(&self, s: &[Shape], _: &[Shape]) -> f64 {
         2.0 * s[1].len() as f64
     }
 
-    fn cost(&self, s: &[Shape], o: &[Shape]) -> Cost {
-        let n = 4.0 * s[1].len() as f64;
-        Cost { flops: self.flops(s, o), read: 2.0 * n, written: n }
+    fn cost(&self, inputs: &[ValueType], outputs: &[ValueType]) -> Cost {
+        let moved = |v: &ValueType| v.bytes_of(inputs[1].shape.len());
+        Cost {
+            flops: self.flops(&shapes(inputs), &shapes(outputs)),
+            read: moved(&inputs[0]) + moved(&inputs[1]),
+            written: moved(&outputs[0]),
+        }
     }
 
     fn vjp(&self, _: &mut Graph, _: &Vjp<'_>) -> Vec<Option<Tensor>> {
@@ -148,7 +156,7 @@ mod tests {
             c.set_ids("u", &index.unique);
             c.set_ids("s", &index.segments);
             let g0 = noise(6 * d, 8);
-            let values = [("t".to_string(), table.clone()), ("g".to_string(), g0.clone())].into();
+            let values = [("t".into(), table.clone().into()), ("g".into(), g0.clone().into())].into();
             c.run(&mut CpuState { values });
             let got = c.read(y);
             let penalty = |t: &[f64]| -> f64 {

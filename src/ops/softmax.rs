@@ -207,7 +207,7 @@ mod tests {
         let y = g.softmax(t);
         let mut p = CpuProgram::<f32>::new(g, &[y]);
         let mut s = CpuState::default();
-        s.values.insert("x".into(), x.concat());
+        s.values.insert("x".into(), x.concat().into());
         p.run(&mut s);
         let e = std::f32::consts::E;
         let want = [

@@ -175,8 +175,7 @@ mod tests {
     fn values() {
         let sizes = [1, 7, 40_000, 3 << 15];
         let mut g = Graph::new();
-        let ts: Vec<Tensor> =
-            sizes.iter().enumerate().map(|(i, n)| g.state(&format!("x{i}"), [*n])).collect();
+        let ts: Vec<Tensor> = sizes.iter().enumerate().map(|(i, n)| g.state(format!("x{i}"), [*n])).collect();
         let y = g.sum_squares(&ts);
         let data: Vec<Vec<f64>> = sizes.iter().enumerate().map(|(i, n)| noise(*n, i as u64)).collect();
         let names = ["x0", "x1", "x2", "x3"];
@@ -200,7 +199,7 @@ mod tests {
             check_device_with(
                 |g| {
                     let ts: Vec<Tensor> =
-                        sizes.iter().enumerate().map(|(i, n)| g.state(&format!("x{i}"), [*n])).collect();
+                        sizes.iter().enumerate().map(|(i, n)| g.state(format!("x{i}"), [*n])).collect();
                     vec![g.sum_squares(&ts)]
                 },
                 &[],

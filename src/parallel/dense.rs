@@ -4,7 +4,7 @@
 //! the device computes the next gradients meanwhile.
 
 use crate::collective::{Communicator, Handle, Wire};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Array, Graph, Shape, Tensor};
 use crate::ops::host::{HostWork, Pending};
 use crate::sync::lock;
 use std::sync::{Arc, Mutex};
@@ -79,10 +79,10 @@ struct Reducing {
 }
 
 /// A result that is there.
-struct Ready(Result<Vec<Vec<f32>>, String>);
+struct Ready(Result<Vec<Array>, String>);
 
 impl Pending for Ready {
-    fn wait(self: Box<Self>) -> Result<Vec<Vec<f32>>, String> {
+    fn wait(self: Box<Self>) -> Result<Vec<Array>, String> {
         self.0
     }
 }
@@ -96,7 +96,8 @@ impl HostWork for AllReduce {
         inputs.to_vec()
     }
 
-    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending> {
+    fn start(&self, inputs: Vec<Array>) -> Box<dyn Pending> {
+        let inputs: Vec<Vec<f32>> = inputs.into_iter().map(Array::into_f32).collect();
         let lengths: Vec<usize> = inputs.iter().map(Vec::len).collect();
         let mut data = Vec::with_capacity(lengths.iter().sum::<usize>() + SIGNALS);
         inputs.iter().for_each(|v| data.extend_from_slice(v));
@@ -114,14 +115,14 @@ impl HostWork for AllReduce {
 }
 
 impl Pending for Reducing {
-    fn wait(self: Box<Self>) -> Result<Vec<Vec<f32>>, String> {
+    fn wait(self: Box<Self>) -> Result<Vec<Array>, String> {
         let (data, lost) = self.handle.wait().map_err(|e| e.to_string())?;
         *lock(&self.lost) = lost;
         let mut rest = &data[..];
         let outputs = self.lengths.iter().map(|n| {
             let (head, tail) = rest.split_at(*n);
             rest = tail;
-            head.to_vec()
+            Array::F(head.to_vec())
         });
         let outputs = outputs.collect();
         if let Some(s) = &self.signals {
@@ -177,18 +178,19 @@ pub fn all_reduce_gradients(
     while at < order.len() {
         let mut bytes = 0;
         let first = at;
-        while at < order.len() && (bytes == 0 || bytes + 4 * grads[order[at]].shape().len() <= options.bucket)
-        {
-            bytes += 4 * grads[order[at]].shape().len();
+        let of = |at: usize| g.value_type(grads[order[at]]).bytes();
+        while at < order.len() && (bytes == 0 || bytes + of(at) <= options.bucket) {
+            bytes += of(at);
             at += 1;
         }
+        let elements = order[first..at].iter().map(|&i| grads[i].shape().len()).sum();
         let bucket: Vec<Tensor> = order[first..at].iter().map(|&i| grads[i]).collect();
         let work = AllReduce {
             comm: comm.clone(),
             wire: options.wire,
             overlap: options.overlap,
             signals: None,
-            lost: if options.wire.is_exact() { Arc::default() } else { feedback.bucket(bytes / 4) },
+            lost: if options.wire.is_exact() { Arc::default() } else { feedback.bucket(elements) },
         };
         for (i, sum) in order[first..at].iter().zip(g.host(Arc::new(work), &bucket)) {
             out[*i] = sum;

@@ -9,9 +9,8 @@
 
 use super::layout::{Layout, Piece};
 use crate::collective::{Communicator, Handle, Result, Wire};
-use crate::graph::{Graph, Shape, Tensor};
+use crate::graph::{Array, Graph, Shape, StateId, Tensor};
 use crate::ops::embedding::{Pool, SparseInputs};
-use crate::ops::embedding_grad::EmbeddingGrad;
 use crate::ops::host::{HostWork, Pending};
 use crate::ops::sparse_index::SparseIndex;
 use crate::sync::lock;
@@ -111,15 +110,15 @@ impl Exchange {
         self.shared.own()
     }
 
-    /// Appends the way of the rows: the working table of each table, `[capacity, width]`. `names[t]` is the table's name.
-    pub fn pull(&self, g: &mut Graph, names: &[String]) -> Vec<Tensor> {
+    /// Appends the way of the rows: the working table of each table, `[capacity, width]`. `ids[t]` is the whole table's.
+    pub fn pull(&self, g: &mut Graph, ids: &[StateId]) -> Vec<Tensor> {
         let s = &self.shared;
         let gathered: Vec<Tensor> = self
             .own()
             .iter()
             .enumerate()
             .map(|(i, p)| {
-                let table = g.state(&p.state_name(&names[p.table]), [p.rows(), p.width()]);
+                let table = g.state(p.state_id(&ids[p.table]), [p.rows(), p.width()]);
                 let ids = g.input_ids(&self.inputs(i).0, [s.places(p), 1]);
                 g.gather(table, ids, None).reshaped([s.places(p), p.width()])
             })
@@ -132,7 +131,7 @@ impl Exchange {
     pub fn push(
         &self,
         g: &mut Graph,
-        names: &[String],
+        ids: &[StateId],
         grads: &[Tensor],
     ) -> (Vec<(Tensor, Tensor, SparseInputs)>, Tensor) {
         let mut arrived = g.host(Arc::new(Push(self.shared.clone())), grads);
@@ -144,8 +143,9 @@ impl Exchange {
             .enumerate()
             .map(|(i, (p, rows))| {
                 let index = SparseInputs::new(g, &self.inputs(i).1, self.shared.places(p), false);
-                let sum = g.push(EmbeddingGrad, &[rows, index.order, index.segments]);
-                (state_of(g, &p.state_name(&names[p.table])), sum, index)
+                let table = state_of(g, &p.state_id(&ids[p.table]));
+                let sum = g.embedding_grad(table, rows, &[index.order, index.segments]);
+                (table, sum, index)
             })
             .collect();
         (out, token)
@@ -242,8 +242,8 @@ impl Drop for Asking {
 }
 
 /// The tensor of a state that the graph has already.
-fn state_of(g: &Graph, name: &str) -> Tensor {
-    g.state_named(name).unwrap_or_else(|| panic!("no state named {name}"))
+fn state_of(g: &Graph, id: &StateId) -> Tensor {
+    g.find_state(id).unwrap_or_else(|| panic!("no state named {id}"))
 }
 
 /// Rows to those who asked: inputs, what was gathered from each own piece; outputs, the working tables.
@@ -265,7 +265,8 @@ impl HostWork for Pull {
         s.layout.tables.iter().zip(&s.capacity).map(|(t, n)| Shape::new(&[*n, t.width])).collect()
     }
 
-    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending> {
+    fn start(&self, inputs: Vec<Array>) -> Box<dyn Pending> {
+        let inputs: Vec<Vec<f32>> = inputs.into_iter().map(Array::into_f32).collect();
         let s = &self.0;
         let route = lock(&s.route);
         let world = s.layout.world;
@@ -291,7 +292,7 @@ impl HostWork for Pull {
 }
 
 impl Pending for Pulling {
-    fn wait(self: Box<Self>) -> std::result::Result<Vec<Vec<f32>>, String> {
+    fn wait(self: Box<Self>) -> std::result::Result<Vec<Array>, String> {
         let data = self.handle.wait().map_err(|e| e.to_string())?;
         let s = &self.shared;
         let route = lock(&s.route);
@@ -307,7 +308,7 @@ impl Pending for Pulling {
                 rest = tail;
             }
         }
-        Ok(out)
+        Ok(out.into_iter().map(Array::F).collect())
     }
 }
 
@@ -331,7 +332,8 @@ impl HostWork for Push {
         rows.chain([Shape::new(&[1])]).collect()
     }
 
-    fn start(&self, inputs: Vec<Vec<f32>>) -> Box<dyn Pending> {
+    fn start(&self, inputs: Vec<Array>) -> Box<dyn Pending> {
+        let inputs: Vec<Vec<f32>> = inputs.into_iter().map(Array::into_f32).collect();
         let s = &self.0;
         let route = lock(&s.route);
         let world = s.layout.world;
@@ -354,7 +356,7 @@ impl HostWork for Push {
 }
 
 impl Pending for Pushing {
-    fn wait(self: Box<Self>) -> std::result::Result<Vec<Vec<f32>>, String> {
+    fn wait(self: Box<Self>) -> std::result::Result<Vec<Array>, String> {
         let data = self.handle.wait().map_err(|e| e.to_string())?;
         let s = &self.shared;
         let route = lock(&s.route);
@@ -373,6 +375,6 @@ impl Pending for Pushing {
             out.resize(s.places(p) * p.width(), 0.0);
         }
         out.push(vec![0.0]);
-        Ok(out)
+        Ok(out.into_iter().map(Array::F).collect())
     }
 }

@@ -3,6 +3,7 @@
 //! The model packs several columns into one table buffer; a placement speaks of columns. Here a rank's part of a packed
 //! table is a [`Piece`]: row ranges of the packed table, one below the other in one local table, for a range of columns.
 
+use crate::graph::StateId;
 use crate::model::build::FeatureSpec;
 use std::ops::Range;
 
@@ -35,9 +36,9 @@ impl Piece {
         self.table
     }
 
-    /// The name of the local table in a rank's state, from that of the whole one.
-    pub fn state_name(&self, table: &str) -> String {
-        format!("{table}@{}..{}", self.columns.start, self.columns.end)
+    /// The local table in a rank's state, from the whole one.
+    pub fn state_id(&self, table: &StateId) -> StateId {
+        table.part(self.columns.clone())
     }
 
     /// Of rising ids of the packed table those that lie here: calls `f(place among them, local row)`.

@@ -1,11 +1,11 @@
-//! Weights on disk: named f32 tensors as [safetensors](https://huggingface.co/docs/safetensors),
+//! Weights on disk: named tensors as [safetensors](https://huggingface.co/docs/safetensors),
 //! so that any tool of the field can read them. Names are those of the parameters, such as
 //! `layers.2.attention.wq`.
 //!
 //! A file is checked against the tensors that the model expects before anything is allocated for
 //! them; whatever is wrong with it is one line. The same weights give the same bytes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -16,15 +16,14 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::run::write_atomic;
+use super::values::{file_type, memory_type, read_values, write_values};
+use crate::graph::DType;
 
 /// The version of the names and layouts of tensors; a newer file is refused.
 pub const FORMAT: u32 = 1;
 
 /// The largest header that is read, in bytes: some 100,000 tensors.
 const MAX_HEADER: u64 = 16 << 20;
-
-/// Elements converted at a time.
-const CHUNK: usize = 1 << 16;
 
 /// What is wrong with a checkpoint, in one line that starts with its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +73,20 @@ pub struct TensorSpec {
     pub name: String,
     /// Its shape, row-major.
     pub shape: Vec<usize>,
+    /// How its elements are stored.
+    pub dtype: DType,
+}
+
+impl TensorSpec {
+    /// One of f32.
+    pub fn f32(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        TensorSpec { name: name.into(), shape: shape.into(), dtype: DType::F32 }
+    }
+
+    /// A tensor of it.
+    pub fn with<'a>(&'a self, data: &'a [f32]) -> TensorRef<'a> {
+        TensorRef { name: &self.name, shape: &self.shape, dtype: self.dtype, data }
+    }
 }
 
 /// A tensor to be written.
@@ -83,8 +96,18 @@ pub struct TensorRef<'a> {
     pub name: &'a str,
     /// Its shape, row-major.
     pub shape: &'a [usize],
-    /// Its elements, as many as the shape says.
+    /// How its elements are stored.
+    pub dtype: DType,
+    /// Its elements, as many as the shape says; what 16 bits do not hold is rounded to nearest.
     pub data: &'a [f32],
+}
+
+/// What a header says of a tensor.
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    name: &'a str,
+    dtype: Dtype,
+    shape: &'a [usize],
 }
 
 /// What a checkpoint says about itself. A file of another tool says nothing: all zero and empty.
@@ -138,26 +161,34 @@ pub fn save_parts(
     meta: &CheckpointMeta,
     fill: &mut Fill<'_>,
 ) -> anyhow::Result<()> {
-    let shapes: Vec<(&str, &[usize])> =
-        in_order(tensors.iter().map(|t| (t.name.as_str(), t.shape.as_slice())))
-            .map_err(|e| failed(path, e))?;
-    let all: usize = shapes.iter().filter_map(|t| elements(t.1)).sum();
+    let entries = in_order(tensors.iter().map(|t| (t.name.as_str(), t.dtype, t.shape.as_slice())))
+        .map_err(|e| failed(path, e))?;
     // a file that cannot be gone back in: its checksum is made in a first round
     let seekable = !crate::data::is_stream(path);
     let mut hash = Xxh3Default::new();
     let mut round = |w: Option<&mut dyn Write>, hash: &mut Xxh3Default| -> anyhow::Result<()> {
-        let (mut left, mut w) = (all, w);
-        fill(&mut |data: &[f32]| {
-            left = left.checked_sub(data.len()).expect("no more than the tensors have");
-            Ok(write_f32(
-                &mut |bytes| {
-                    hash.update(bytes);
-                    w.as_mut().map_or(Ok(()), |w| w.write_all(bytes))
-                },
-                data,
-            )?)
+        // types and elements that are to come
+        let mut left: VecDeque<(DType, usize)> =
+            entries.iter().filter_map(|e| Some((memory_type(e.dtype)?, elements(e.shape)?))).collect();
+        let mut w = w;
+        let mut sink = |bytes: &[u8]| {
+            hash.update(bytes);
+            w.as_mut().map_or(Ok(()), |w| w.write_all(bytes))
+        };
+        fill(&mut |mut data: &[f32]| {
+            while !data.is_empty() {
+                let (dtype, n) = left.front_mut().expect("no more than the tensors have");
+                let (now, later) = data.split_at(data.len().min(*n));
+                write_values(&mut sink, *dtype, now)?;
+                *n -= now.len();
+                data = later;
+                if *n == 0 {
+                    left.pop_front();
+                }
+            }
+            Ok(())
         })?;
-        assert_eq!(left, 0, "as many elements as the tensors have");
+        assert!(left.iter().all(|(_, n)| *n == 0), "as many elements as the tensors have");
         Ok(())
     };
     if !seekable {
@@ -165,7 +196,7 @@ pub fn save_parts(
     }
     let mut inside = None;
     let written = write_atomic(path, |w| {
-        write_text(w, &header(&shapes, meta, hash.digest()).text)?;
+        write_text(w, &header(&entries, meta, hash.digest()).text)?;
         let mut again = Xxh3Default::new();
         if let Err(e) = round(Some(w), &mut again) {
             let e = inside.insert(e);
@@ -174,7 +205,7 @@ pub fn save_parts(
         if seekable {
             w.seek(io::SeekFrom::Start(0))?;
             // of the same length: checksums have 16 digits
-            write_text(w, &header(&shapes, meta, again.digest()).text)?;
+            write_text(w, &header(&entries, meta, again.digest()).text)?;
         }
         Ok(())
     });
@@ -211,7 +242,7 @@ pub fn to_bytes(tensors: &[TensorRef<'_>], meta: &CheckpointMeta) -> Result<Vec<
 
 fn write_whole(w: &mut impl Write, text: &str, sorted: &[&TensorRef<'_>]) -> io::Result<()> {
     write_text(w, text)?;
-    sorted.iter().try_for_each(|t| write_f32(&mut |bytes| w.write_all(bytes), t.data))
+    sorted.iter().try_for_each(|t| write_values(&mut |bytes| w.write_all(bytes), t.dtype, t.data))
 }
 
 /// A header, after its length.
@@ -223,18 +254,21 @@ fn write_text(w: &mut impl Write, text: &str) -> io::Result<()> {
 /// Metadata: the checksum of the header, which [`head_hash`] makes. `xxh3` is that of the data.
 const HEAD: &str = "xxh3_head";
 
-/// A checksum of metadata (in the order of their keys, without this checksum) and of names and shapes (in the
-/// order of the file): a flipped bit in a name or a number would go unseen by a reader of JSON.
+/// A checksum of metadata (in the order of their keys, without this checksum) and of names, shapes and types other than
+/// f32 (in the order of the file): a flipped bit in a name or a number would go unseen by a reader of JSON.
 fn head_hash<'a>(
     about: impl Iterator<Item = (&'a str, &'a str)>,
-    tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
+    tensors: impl Iterator<Item = Entry<'a>>,
 ) -> u64 {
     let mut hash = Xxh3Default::new();
     for (k, v) in about.filter(|(k, _)| *k != HEAD) {
         hash.update(format!("{k}\0{v}\0").as_bytes());
     }
-    for (name, shape) in tensors {
+    for Entry { name, dtype, shape } in tensors {
         hash.update(format!("{name}\0{shape:?}\0").as_bytes());
+        if dtype != Dtype::F32 {
+            hash.update(format!("{dtype}\0").as_bytes());
+        }
     }
     hash.digest()
 }
@@ -247,12 +281,13 @@ struct Head {
 
 /// By name, each once.
 fn in_order<'a>(
-    tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
-) -> Result<Vec<(&'a str, &'a [usize])>, String> {
-    let mut sorted: Vec<_> = tensors.collect();
-    sorted.sort_by_key(|t| t.0);
-    match sorted.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        Some(pair) => Err(format!("two tensors are named `{}`", pair[0].0)),
+    tensors: impl Iterator<Item = (&'a str, DType, &'a [usize])>,
+) -> Result<Vec<Entry<'a>>, String> {
+    let mut sorted: Vec<Entry<'_>> =
+        tensors.map(|(name, dtype, shape)| Entry { name, dtype: file_type(dtype), shape }).collect();
+    sorted.sort_by_key(|t| t.name);
+    match sorted.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        Some(pair) => Err(format!("two tensors are named `{}`", pair[0].name)),
         None => Ok(sorted),
     }
 }
@@ -262,7 +297,7 @@ fn head<'a, 'b>(
     tensors: &'a [TensorRef<'b>],
     meta: &CheckpointMeta,
 ) -> Result<(Head, Vec<&'a TensorRef<'b>>), String> {
-    let shapes = in_order(tensors.iter().map(|t| (t.name, t.shape)))?;
+    let entries = in_order(tensors.iter().map(|t| (t.name, t.dtype, t.shape)))?;
     let mut sorted: Vec<&TensorRef<'_>> = tensors.iter().collect();
     sorted.sort_by_key(|t| t.name);
     let mut hash = Xxh3Default::new();
@@ -270,20 +305,21 @@ fn head<'a, 'b>(
         if elements(t.shape) != Some(t.data.len()) || t.name == "__metadata__" {
             return Err(format!("`{}` {:?} does not have {} elements", t.name, t.shape, t.data.len()));
         }
-        write_f32(
+        write_values(
             &mut |bytes| {
                 hash.update(bytes);
                 Ok(())
             },
+            t.dtype,
             t.data,
         )
         .map_err(|e| e.to_string())?;
     }
-    Ok((header(&shapes, meta, hash.digest()), sorted))
+    Ok((header(&entries, meta, hash.digest()), sorted))
 }
 
 /// The header of tensors in the order of the file, whose data have a checksum.
-fn header(tensors: &[(&str, &[usize])], meta: &CheckpointMeta, data: u64) -> Head {
+fn header(tensors: &[Entry<'_>], meta: &CheckpointMeta, data: u64) -> Head {
     let mut about: BTreeMap<&str, String> = meta.extra.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
     about.insert("birkhoff_format", FORMAT.to_string());
     about.insert("birkhoff_version", env!("CARGO_PKG_VERSION").into());
@@ -295,9 +331,10 @@ fn header(tensors: &[(&str, &[usize])], meta: &CheckpointMeta, data: u64) -> Hea
     let mut whole = Map::new();
     whole.insert("__metadata__".into(), json!(about));
     let mut offset = 0;
-    for (name, shape) in tensors {
-        let end = offset + shape.iter().product::<usize>() * 4;
-        whole.insert((*name).into(), json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}));
+    for Entry { name, dtype, shape } in tensors {
+        let end = offset + shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        let dtype = dtype.to_string();
+        whole.insert((*name).into(), json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}));
         offset = end;
     }
     let mut text = Value::Object(whole).to_string();
@@ -310,7 +347,10 @@ fn header(tensors: &[(&str, &[usize])], meta: &CheckpointMeta, data: u64) -> Hea
 pub fn read_header(path: &Path) -> Result<CheckpointHeader, CheckpointError> {
     let (_, header) = Reader { path }.open()?;
     let meta = Reader { path }.meta(&header)?;
-    let info = |name: String| header.info(&name).map(|i| TensorSpec { shape: i.shape.clone(), name });
+    let info = |name: String| {
+        let i = header.info(&name)?;
+        Some(TensorSpec { shape: i.shape.clone(), dtype: memory_type(i.dtype).unwrap_or_default(), name })
+    };
     let tensors = header.offset_keys().into_iter().filter_map(info).collect();
     Ok(CheckpointHeader { meta, tensors, sum: sum(&header) })
 }
@@ -342,17 +382,6 @@ pub(super) fn sum(header: &Metadata) -> u64 {
 
 fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |p, &s| p.checked_mul(s))
-}
-
-/// Hands the little-endian bytes of `data` to `sink`, a chunk at a time.
-fn write_f32(sink: &mut impl FnMut(&[u8]) -> io::Result<()>, data: &[f32]) -> io::Result<()> {
-    if cfg!(target_endian = "little") {
-        return sink(bytemuck::cast_slice(data));
-    }
-    data.chunks(CHUNK).try_for_each(|chunk| {
-        let bytes: Vec<u8> = chunk.iter().flat_map(|x| x.to_le_bytes()).collect();
-        sink(&bytes)
-    })
 }
 
 /// The checks of reading, all of which speak of one path.
@@ -431,7 +460,7 @@ impl Reader<'_> {
             // `check` has found every name and shape as expected.
             let Some(&i) = wanted.get(name.as_str()) else { continue };
             let mut data = vec![0.0f32; elements(&expected[i].shape).unwrap_or(0)];
-            read_f32(&mut input, &mut data, &mut |bytes| hash.update(bytes))
+            read_values(&mut input, expected[i].dtype, &mut data, &mut |bytes| hash.update(bytes))
                 .map_err(|e| self.damaged(format!("cannot read tensor `{name}`: {e}")))?;
             tensors[i] = data;
         }
@@ -469,10 +498,10 @@ impl Reader<'_> {
         }
         if let Some(recorded) = whole.get(HEAD) {
             let names = header.offset_keys();
-            let shapes =
-                names.iter().filter_map(|n| header.info(n).map(|i| (n.as_str(), i.shape.as_slice())));
+            let infos = names.iter().filter_map(|n| header.info(n).map(|i| (n, i)));
+            let entries = infos.map(|(name, i)| Entry { name, dtype: i.dtype, shape: &i.shape });
             let about = whole.iter().map(|(k, v)| (k.as_str(), v.as_str()));
-            if *recorded != format!("{:016x}", head_hash(about, shapes)) {
+            if *recorded != format!("{:016x}", head_hash(about, entries)) {
                 return Err(self
                     .damaged("the header does not match its checksum: the file is damaged; copy it again"));
             }
@@ -503,8 +532,11 @@ impl Reader<'_> {
         }
         for t in expected {
             let Some(&(dtype, shape)) = by_name.get(t.name.as_str()) else { continue };
-            if dtype != Dtype::F32 {
-                return Err(self.fail(format!("tensor `{}` is {dtype}; birkhoff reads F32", t.name)));
+            let wanted = file_type(t.dtype);
+            if dtype != wanted {
+                return Err(
+                    self.fail(format!("tensor `{}` is {dtype}; birkhoff reads {wanted} here", t.name))
+                );
             }
             if shape != t.shape {
                 let rows_only = shape.len() == t.shape.len() && shape.get(1..) == t.shape.get(1..);
@@ -520,21 +552,6 @@ impl Reader<'_> {
         }
         Ok(())
     }
-}
-
-/// Fills `data` from little-endian bytes, a chunk at a time; `each` sees them.
-pub(super) fn read_f32(
-    input: &mut impl Read,
-    data: &mut [f32],
-    each: &mut dyn FnMut(&[u8]),
-) -> io::Result<()> {
-    for chunk in data.chunks_mut(CHUNK) {
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(chunk);
-        input.read_exact(bytes)?;
-        each(bytes);
-        chunk.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

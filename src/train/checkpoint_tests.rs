@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use safetensors::SafeTensors;
 
 use super::*;
+use crate::ops::round;
 
 type Named = (&'static str, Vec<usize>, Vec<f32>);
 
@@ -19,14 +20,11 @@ fn sample() -> Vec<Named> {
 }
 
 fn specs(tensors: &[Named]) -> Vec<TensorSpec> {
-    tensors
-        .iter()
-        .map(|(name, shape, _)| TensorSpec { name: name.to_string(), shape: shape.clone() })
-        .collect()
+    tensors.iter().map(|(name, shape, _)| TensorSpec::f32(*name, shape.clone())).collect()
 }
 
 fn refs(tensors: &[Named]) -> Vec<TensorRef<'_>> {
-    tensors.iter().map(|(name, shape, data)| TensorRef { name, shape, data }).collect()
+    tensors.iter().map(|(name, shape, data)| TensorRef { name, shape, dtype: DType::F32, data }).collect()
 }
 
 fn meta() -> CheckpointMeta {
@@ -59,7 +57,7 @@ fn what_is_saved_is_loaded_in_the_order_asked_for() {
     }
     let header = read_header(&path).expect("header");
     assert_eq!((header.meta, header.tensors.len()), (meta(), 5));
-    assert!(header.tensors.contains(&TensorSpec { name: "embedding.C1".into(), shape: vec![5, 4] }));
+    assert!(header.tensors.contains(&TensorSpec::f32("embedding.C1", [5, 4])));
 }
 
 #[test]
@@ -82,13 +80,50 @@ fn files_of_other_tools_load() {
     let data: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
     let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![2], &data).expect("view");
     fs::write(&path, safetensors::serialize([("w", view)], None).expect("bytes")).expect("write");
-    let w = [TensorSpec { name: "w".into(), shape: vec![2] }];
+    let w = [TensorSpec::f32("w", [2])];
     let loaded = load(&path, &w).expect("load");
     assert_eq!((loaded.meta, loaded.tensors), (CheckpointMeta::default(), vec![vec![1.0, 2.0]]));
 
     let view = safetensors::tensor::TensorView::new(Dtype::F16, vec![4], &data).expect("view");
     fs::write(&path, safetensors::serialize([("w", view)], None).expect("bytes")).expect("write");
-    fails(&path, &[TensorSpec { name: "w".into(), shape: vec![4] }], "tensor `w` is F16; birkhoff reads F32");
+    fails(&path, &[TensorSpec::f32("w", [4])], "tensor `w` is F16; birkhoff reads F32");
+}
+
+/// Tensors of 16 bits are two bytes an element, whole or in parts, and come back as what was rounded.
+#[test]
+fn halves_take_half_the_bytes() {
+    let (dir, path) = saved();
+    let values: Vec<f32> = (0..15).map(|i| (i as f32 - 7.3) * 1.7e-3).collect();
+    let specs: Vec<TensorSpec> = [("a", DType::F16), ("b", DType::F32), ("c", DType::BF16)]
+        .map(|(name, dtype)| TensorSpec { dtype, ..TensorSpec::f32(name, [3, 5]) })
+        .into();
+    let refs: Vec<TensorRef<'_>> = specs.iter().map(|s| s.with(&values)).collect();
+    save(&path, &refs, &meta()).expect("save");
+    let bytes = fs::read(&path).expect("read");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let of = |name: &str| file.tensor(name).map(|t| (t.dtype(), t.data().len())).expect("there");
+    assert_eq!(["a", "b", "c"].map(of), [(Dtype::F16, 30), (Dtype::F32, 60), (Dtype::BF16, 30)]);
+    let loaded = load(&path, &specs).expect("load");
+    let rounded = |dtype| values.iter().map(|x| round::load::<f32>(dtype, round::store(dtype, *x))).collect();
+    assert_eq!(loaded.tensors, [rounded(DType::F16), values.clone(), rounded(DType::BF16)]);
+    assert_ne!(loaded.tensors[0], loaded.tensors[2]);
+    assert_eq!(read_header(&path).expect("header").tensors, specs);
+    // in parts that end anywhere
+    let streamed = dir.path().join("streamed.safetensors");
+    let all = [&values[..], &values, &values].concat();
+    save_parts(&streamed, &specs, &meta(), &mut |push| all.chunks(7).try_for_each(&mut *push)).expect("save");
+    assert_eq!(fs::read(&streamed).expect("read"), bytes);
+    // another type is another model's, and a type is part of what the header's checksum covers
+    let wrong = [TensorSpec::f32("a", [3, 5]), specs[1].clone(), specs[2].clone()];
+    fails(&path, &wrong, "tensor `a` is F16; birkhoff reads F32 here");
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let at = text.find("\"BF16\"").expect("in the header");
+    let mut damaged = bytes.clone();
+    damaged[at..at + 6].copy_from_slice(b" \"F16\"");
+    fs::write(&path, &damaged).expect("write");
+    let mut other = specs.clone();
+    other[2].dtype = DType::F16;
+    fails(&path, &other, "the header does not match its checksum");
 }
 
 #[test]
@@ -109,8 +144,8 @@ fn differences_from_the_model_are_named() {
     expected[0].shape = vec![16];
     fails(&path, &expected, "has shape [4, 4], the model expects [16]");
     let mut expected = good.clone();
-    expected.push(TensorSpec { name: "layers.1.linear.w".into(), shape: vec![3] });
-    expected.push(TensorSpec { name: "layers.2.linear.w".into(), shape: vec![3] });
+    expected.push(TensorSpec::f32("layers.1.linear.w", [3]));
+    expected.push(TensorSpec::f32("layers.2.linear.w", [3]));
     fails(&path, &expected, "has no tensor `layers.1.linear.w` [3] (and 1 more)");
     fails(&path, &good[1..], "has a tensor `layers.0.attention.wq` that the model does not");
 }
@@ -119,7 +154,7 @@ fn differences_from_the_model_are_named() {
 fn impossible_tensors_are_not_saved() {
     let (_dir, path) = saved();
     let before = fs::read(&path).expect("read");
-    let t = |name, shape, data| TensorRef { name, shape, data };
+    let t = |name, shape, data| TensorRef { name, shape, dtype: DType::F32, data };
     for bad in [
         vec![t("a", &[2][..], &[1.0][..])],
         vec![t("a", &[usize::MAX, 2], &[1.0])],
@@ -150,7 +185,7 @@ fn what_is_no_checkpoint_is_one_line() {
         r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#,
     ] {
         write(&[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat());
-        fails(&path, &[TensorSpec { name: "a".into(), shape: vec![2] }], "damaged");
+        fails(&path, &[TensorSpec::f32("a", [2])], "damaged");
     }
     for cut in [1, 4, 40, bytes.len() / 2, bytes.len() - 9] {
         write(&bytes[..bytes.len() - cut]);

@@ -1,10 +1,10 @@
 //! What a run says of itself besides its results: `model.json` (layers, parameters, costs) and `profile.json`
 //! (where a step's time goes).
 
-use super::step::TrainingStep;
+use super::step::{TrainingStep, UPDATE};
 use crate::diagnose::{ModelCard, PartCard, TimeReport, TimeRow};
 use crate::graph::exec::NodeTime;
-use crate::graph::{Tensor, fuse::fuse, plan};
+use crate::graph::{Role, fuse::fuse, plan};
 use crate::model::config::{ModelConfig, ResidualMode};
 
 /// Describes a training step by the scopes of its graph: parts are the first one or two words of a scope
@@ -20,20 +20,18 @@ pub fn model_card(cfg: &ModelConfig, step: &TrainingStep, batch: usize) -> Model
         mode: res.mode.name().into(),
         streams: if res.mode == ResidualMode::Shortcut { 1 } else { res.streams },
         parameters: step.params.iter().map(|p| p.shape().len()).sum(),
-        memory_planned: 4 * p.peak(),
-        memory_unshared: 4 * p.unshared,
+        memory_planned: p.peak(),
+        memory_unshared: p.unshared,
         ..ModelCard::default()
     };
     for &n in &order {
         let node = &g.nodes()[n];
-        let shapes = |ts: &[Tensor]| ts.iter().map(|t| t.shape()).collect::<Vec<_>>();
-        let c = node.op.cost(&shapes(&node.inputs), &shapes(&node.outputs));
+        let c = g.cost(node);
         card.flops_per_step += c.flops;
         card.bytes_per_step += c.read + c.written;
-        let backward = node.scope.contains('\'');
-        let scope = node.scope.replace('\'', "");
+        let backward = node.role == Role::Backward;
         let output = if backward { None } else { node.outputs.first().map(|t| t.shape().to_string()) };
-        visit(&mut card, &scope, |part| {
+        visit(&mut card, &node.scope, |part| {
             if backward {
                 part.flops_backward += c.flops
             } else {
@@ -81,13 +79,8 @@ pub fn time_report(
 ) -> TimeReport {
     let mut rows: Vec<TimeRow> = vec![];
     for t in times {
-        let stage = match &t.scope {
-            s if s.starts_with("update") => "update",
-            s if s.contains('\'') => "backward",
-            _ => "forward",
-        };
-        let scope = t.scope.replace('\'', "");
-        match rows.iter_mut().find(|r| r.op == t.op && r.stage == stage && r.scope == scope) {
+        let stage = stage(t);
+        match rows.iter_mut().find(|r| r.op == t.op && r.stage == stage && r.scope == t.scope) {
             Some(r) => {
                 r.calls += 1;
                 r.micros += t.micros;
@@ -95,13 +88,23 @@ pub fn time_report(
             None => rows.push(TimeRow {
                 op: t.op.clone(),
                 stage: stage.into(),
-                scope,
+                scope: t.scope.clone(),
                 calls: 1,
                 micros: t.micros,
             }),
         }
     }
     TimeReport { device, clock: clock.into(), step, wall_micros, rows }
+}
+
+/// The file knows three stages; what goes on between ranks counts where it was put in.
+fn stage(t: &NodeTime) -> &'static str {
+    match t.role {
+        Role::Backward => "backward",
+        Role::Update => "update",
+        Role::Communication if t.scope == UPDATE => "update",
+        Role::Forward | Role::Communication => "forward",
+    }
 }
 
 #[cfg(test)]
@@ -136,15 +139,24 @@ mod tests {
 
     #[test]
     fn times_are_summed_by_place_and_stage() {
-        let t = |op: &str, scope: &str, micros| NodeTime { op: op.into(), scope: scope.into(), micros };
+        let t = |op: &str, scope: &str, role, micros| NodeTime {
+            op: op.into(),
+            scope: scope.into(),
+            role,
+            micros,
+        };
         let times = [
-            t("matmul", "head", 1.0),
-            t("matmul", "head'", 2.0),
-            t("matmul", "head", 3.0),
-            t("adamw", "update", 4.0),
+            t("matmul", "head", Role::Forward, 1.0),
+            t("matmul", "head", Role::Backward, 2.0),
+            t("matmul", "head", Role::Forward, 3.0),
+            t("adamw", "update", Role::Update, 4.0),
+            t("all_reduce", "accumulate", Role::Communication, 5.0),
+            t("all_reduce", "update", Role::Communication, 6.0),
         ];
         let r = time_report("cpu".into(), "host", 7, 11.0, &times);
         let rows: Vec<_> = r.rows.iter().map(|r| (r.stage.as_str(), r.calls, r.micros)).collect();
-        assert_eq!(rows, [("forward", 2, 4.0), ("backward", 1, 2.0), ("update", 1, 4.0)]);
+        let matmul = [("forward", 2, 4.0), ("backward", 1, 2.0)];
+        assert_eq!(rows[..2], matmul);
+        assert_eq!(rows[2..], [("update", 1, 4.0), ("forward", 1, 5.0), ("update", 1, 6.0)]);
     }
 }

@@ -4,6 +4,7 @@ use crate::data::batch::{Batch, GroupLayout, NO_ROW, SparseIds};
 use crate::data::metrics::{Detail, MetricsAccumulator};
 use crate::data::{DataError, FittedEncoder};
 use crate::gpu::GpuError;
+use crate::graph::InputId;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::build::{BuildOptions, DROPOUT, FeatureSpec, Model, model_with, table_inputs};
 use crate::model::config::{self, Config, ConfigError};
@@ -70,11 +71,10 @@ pub fn tensor_specs(params: &[Param]) -> Vec<TensorSpec> {
     let mut specs = vec![];
     for p in params {
         match &p.kind {
-            Kind::Embedding(columns) => specs.extend(columns.iter().map(|(name, rows)| TensorSpec {
-                name: format!("embeddings.{name}"),
-                shape: vec![*rows, p.shape().last()],
+            Kind::Embedding(columns) => specs.extend(columns.iter().map(|(name, rows)| {
+                TensorSpec::f32(format!("embeddings.{name}"), [*rows, p.shape().last()])
             })),
-            _ => specs.push(TensorSpec { name: p.name.clone(), shape: p.shape().dims() }),
+            _ => specs.push(TensorSpec::f32(&p.name, p.shape().dims())),
         }
     }
     specs
@@ -98,7 +98,7 @@ pub fn to_tensors<'a>(
             let (data, tail) = rest.split_at(len);
             rest = tail;
             let s = specs.next().expect("one spec a tensor");
-            out.push(TensorRef { name: &s.name, shape: &s.shape, data });
+            out.push(s.with(data));
         }
     }
     out
@@ -121,14 +121,9 @@ pub fn from_tensors(params: &[Param], tensors: Vec<Vec<f32>>, state: &mut State)
     Ok(())
 }
 
-/// The name of an input of one of several batches of an update.
-pub(super) fn part_name(name: &str, part: usize) -> String {
-    format!("{name}@{part}")
-}
-
 /// Uploads a batch into a program's inputs.
 pub fn upload(program: &mut Program, batch: &Batch) -> anyhow::Result<()> {
-    upload_examples(program, batch, &|name| name.into(), None)?;
+    upload_examples(program, batch, None, None)?;
     upload_indices(program, batch.groups.iter())
 }
 
@@ -147,15 +142,17 @@ pub(super) fn upload_over(
     }
 }
 
-/// What a batch's examples are made of; `ids`: in place of each table's own.
+/// What a batch's examples are made of. `part`: of a graph of several batches, which one; `ids`: in place of each table's
+/// own.
 pub(super) fn upload_examples(
     program: &mut Program,
     batch: &Batch,
-    rename: &dyn Fn(&str) -> String,
+    part: Option<usize>,
     ids: Option<&[Vec<u32>]>,
 ) -> anyhow::Result<()> {
-    let mut floats = |name: &str, values: &[f32]| match program.has_input(&rename(name)) {
-        true => program.set(&rename(name), values),
+    let id = |name: &str| InputId { part, ..name.into() };
+    let mut floats = |name: &str, values: &[f32]| match program.has_input(id(name)) {
+        true => program.set(id(name), values),
         false => Ok(()),
     };
     floats("numeric", &batch.numeric)?;
@@ -163,10 +160,10 @@ pub(super) fn upload_examples(
     floats("weight", &batch.weights)?;
     for (i, s) in batch.groups.iter().enumerate() {
         let names = table_inputs(i);
-        program.set_ids(&rename(&names.ids), ids.map_or(&s.ids, |ids| &ids[i]))?;
-        let offsets = rename(&names.offsets);
+        program.set_ids(id(&names.ids), ids.map_or(&s.ids, |ids| &ids[i]))?;
+        let offsets = id(&names.offsets);
         if program.has_input(&offsets) {
-            program.set_ids(&offsets, &s.offsets)?;
+            program.set_ids(offsets, &s.offsets)?;
         }
     }
     Ok(())
@@ -228,17 +225,18 @@ pub fn upload_step(
     let Together { merged, asking } = together;
     // every batch of a step has its own dropouts, on whichever rank it is
     let first = over.map_or(0, |(r, _)| r.rank() * k);
-    let mut keys = |name: &str, part: usize| match program.has_input(name) {
-        true => program.set_ids(name, &dropout::key(cfg.seed, step, (first + part) as u64)),
+    let dropouts = InputId::from(DROPOUT);
+    let mut keys = |id: InputId, part: usize| match program.has_input(&id) {
+        true => program.set_ids(id, &dropout::key(cfg.seed, step, (first + part) as u64)),
         false => Ok(()),
     };
     if k == 1 && over.is_none() {
-        keys(DROPOUT, 0)?;
+        keys(dropouts, 0)?;
         return upload(program, &batches[0]);
     }
     let padding = batches[0].padding();
     for part in 0..k {
-        keys(&part_name(DROPOUT, part), part)?;
+        keys(dropouts.of_part(part), part)?;
     }
     if let Some((ranks, exchange)) = over {
         let all: Vec<&Batch> = (0..k).map(|part| batches.get(part).unwrap_or(&padding)).collect();
@@ -247,7 +245,7 @@ pub fn upload_step(
     }
     for part in 0..k {
         let batch = batches.get(part).unwrap_or(&padding);
-        upload_examples(program, batch, &|name| part_name(name, part), None)?;
+        upload_examples(program, batch, Some(part), None)?;
     }
     upload_indices(program, merged.iter())
 }

@@ -32,3 +32,4 @@ pub mod tally;
 pub mod tensorboard;
 pub(crate) mod trained_as;
 pub mod trainer;
+mod values;

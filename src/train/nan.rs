@@ -11,6 +11,7 @@ use crate::data::batch::Batch;
 use crate::data::feed::Feed;
 use crate::graph::cpu::{BadValue, CpuProgram, CpuState};
 use crate::graph::exec::{Program, State};
+use crate::graph::{Array, Role, StateId};
 use crate::model::config::TrainConfig;
 use anyhow::{anyhow, bail};
 
@@ -76,11 +77,10 @@ impl Trainer {
                 self.kept()
             ));
         }
-        let names: Vec<String> = self.saved.iter().map(|s| s.name.clone()).collect();
-        let refs: Vec<&str> = names.iter().map(String::as_str).collect();
-        let values = self.state.get(&refs).await?;
-        let mut state = CpuState { values: names.into_iter().zip(values).collect() };
-        state.values.insert(GUARD.into(), vec![0.0; 2]);
+        let ids: Vec<StateId> = self.saved.iter().map(|s| s.id.clone()).collect();
+        let values = self.state.get(&ids).await?;
+        let mut state = CpuState { values: ids.into_iter().zip(values.into_iter().map(Array::F)).collect() };
+        state.values.insert(GUARD.into(), vec![0.0; 2].into());
         if let Some(line) = self.bad_state(&state, step) {
             return Ok(line);
         }
@@ -110,9 +110,9 @@ impl Trainer {
 
     /// An error that names the first parameter or optimiser state with a number that is not finite.
     fn bad_state(&self, state: &CpuState<f32>, step: u64) -> Option<anyhow::Error> {
-        let mut all = self.saved.iter().map(|s| (s, &state.values[&s.name]));
+        let mut all = self.saved.iter().map(|s| (s, state.values[&s.id].floats()));
         let (s, v) = all.find(|(_, v)| v.iter().any(|x| !x.is_finite()))?;
-        Some(self.bad_parameter(&s.name, v, step))
+        Some(self.bad_parameter(&s.id, &v, step))
     }
 
     /// The same of the state as it is: the update of the last step has made it.
@@ -120,47 +120,45 @@ impl Trainer {
         if self.ranks.is_some() {
             return Ok(());
         }
-        let names: Vec<&str> = self.saved.iter().map(|s| s.name.as_str()).collect();
-        let values = self.state.view(&names).await?;
-        names.iter().zip(&values).try_for_each(|(name, v)| self.check_value(name, v))
+        let ids: Vec<&StateId> = self.saved.iter().map(|s| &s.id).collect();
+        let values = self.state.view(&ids).await?;
+        ids.iter().zip(&values).try_for_each(|(id, v)| self.check_value(id, v))
     }
 
     /// The same of one value of the state.
-    pub(super) fn check_value(&self, name: &str, v: &[f32]) -> anyhow::Result<()> {
+    pub(super) fn check_value(&self, id: &StateId, v: &[f32]) -> anyhow::Result<()> {
         match v.iter().all(|x| x.is_finite()) {
             true => Ok(()),
-            false => Err(self.bad_parameter(name, v, self.progress.step + 1)),
+            false => Err(self.bad_parameter(id, v, self.progress.step + 1)),
         }
     }
 
-    fn bad_parameter(&self, name: &str, v: &[f32], step: u64) -> anyhow::Error {
+    fn bad_parameter(&self, id: &StateId, v: &[f32], step: u64) -> anyhow::Error {
         let bad = v.iter().filter(|x| !x.is_finite()).count();
         let when = match step {
             0 | 1 => "from the start".into(),
             s => format!("since the update of step {}", s - 1),
         };
         anyhow!(
-            "step {step}: first not finite is `{name}`, {bad} of {} values, {when}; {}; {TRY}",
+            "step {step}: first not finite is `{id}`, {bad} of {} values, {when}; {}; {TRY}",
             v.len(),
             self.kept()
         )
     }
 
     fn sentence(&self, step: u64, bad: &BadValue) -> anyhow::Error {
-        let scope = bad.scope.replace('\'', "");
-        let pass = match (scope.as_str(), bad.scope.contains('\'')) {
-            ("", _) | ("update", _) => "",
-            (_, true) => " (backward)",
-            (_, false) => " (forward)",
+        let scope = &bad.scope;
+        let pass = match bad.role {
+            Role::Forward => " (forward)",
+            Role::Backward => " (backward)",
+            Role::Update | Role::Communication => "",
         };
         let place = if scope.is_empty() { String::new() } else { format!(" in {scope}{pass}") };
-        // the mark of the backward pass is said in words
-        let name = |tensor: &str| tensor.replace('\'', "");
         let largest = bad.largest.as_ref();
-        let from = largest.map_or(String::new(), |(t, v)| format!(" from {} of up to {v:.1e}", name(t)));
+        let from = largest.map_or(String::new(), |(t, v)| format!(" from {t} of up to {v:.1e}"));
         anyhow!(
             "step {step}: first not finite is {}, {} of {} values, made by {}{place}{from}; {}; {TRY}",
-            name(&bad.tensor),
+            bad.tensor,
             bad.bad,
             bad.of,
             bad.op,
@@ -196,6 +194,7 @@ fn first_bad(
                     tensor: format!("the input `{name}`"),
                     op: "the data",
                     scope: String::new(),
+                    role: Role::Forward,
                     largest: None,
                     bad,
                     of: v.len(),
@@ -220,6 +219,7 @@ mod tests {
     use crate::data::rows::Dataset;
     use crate::data::schema::{Encoding, Schema, Transform};
     use crate::data::synth::{DEFAULT_WORLD, Synth};
+    use crate::graph::Slot;
     use crate::graph::exec::Device;
     use crate::graph::testing::software_device;
     use crate::model::config::Config;
@@ -273,11 +273,13 @@ mod tests {
             // looked at after step 6 on a device
             let mut t = world.trainer(&["train.log_every=6", "train.diagnose_every=0"], &device);
             set(&mut t, "head.w0", 3, f32::INFINITY);
-            let before = pollster::block_on(t.state.get(&["head.w0", "head.w0#m", "embeddings.0"])).unwrap();
+            let w0 = StateId::from("head.w0");
+            let names = [w0.clone(), w0.beside(Slot::M), "embeddings.0".into()];
+            let before = pollster::block_on(t.state.get(&names)).unwrap();
             let e = world.fails(&mut t);
             assert!(e.starts_with("step 1: first not finite is `head.w0`, 1 of "), "{e}");
             assert!(e.contains("from the start") && e.contains("nothing was saved"), "{e}");
-            let after = pollster::block_on(t.state.get(&["head.w0", "head.w0#m", "embeddings.0"])).unwrap();
+            let after = pollster::block_on(t.state.get(&names)).unwrap();
             assert_eq!(before, after, "{}", device.name());
 
             // finite itself, but not what it is multiplied with
@@ -293,10 +295,11 @@ mod tests {
     fn the_backward_pass_is_said_in_words() {
         let t = world().trainer(&[], &Device::Cpu);
         let bad = BadValue {
-            tensor: "layers.0.attention':matmul.2 [8, 8]".into(),
+            tensor: "layers.0.attention:matmul.2 [8, 8]".into(),
             op: "matmul",
-            scope: "layers.0.attention'".into(),
-            largest: Some(("head':map.0 [8]".into(), 3e38)),
+            scope: "layers.0.attention".into(),
+            role: Role::Backward,
+            largest: Some(("head:map.0 [8]".into(), 3e38)),
             bad: 1,
             of: 64,
         };

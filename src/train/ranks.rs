@@ -1,14 +1,14 @@
 //! Training on several ranks: each has its share of every batch and its part of the tables; dense parameters are the same
 //! everywhere. Only rank 0 keeps a run's files.
 
-use super::infer::{part_name, upload_examples, upload_indices};
+use super::infer::{upload_examples, upload_indices};
 use super::tally::Told;
 use crate::collective::{Communicator, Element, Reduction, Wire};
 use crate::data::batch::{Batch, SparseIds};
 use crate::data::loader::LoaderOptions;
 use crate::data::metrics::MetricsAccumulator;
 use crate::graph::exec::Program;
-use crate::graph::{Graph, Tensor};
+use crate::graph::{Graph, InputId, StateId, Tensor};
 use crate::model::params::Param;
 use crate::parallel::dense::{DenseOptions, Feedback, Signals, all_reduce_gradients, all_reduce_small};
 use crate::parallel::layout::{Layout, Piece};
@@ -116,14 +116,14 @@ impl Ranks {
         capacity: Vec<usize>,
         prefix: &str,
     ) -> (Graph, Vec<Tensor>, Exchange) {
-        let names = table_names(params);
+        let tables = table_ids(params);
         let exchange = self.exchange(capacity, false, prefix);
         let mut g = Graph::new();
         g.enter("embeddings");
-        let working = exchange.pull(&mut g, &names);
+        let working = exchange.pull(&mut g, &tables);
         g.leave();
-        let replaced: Vec<(String, Tensor)> = names.into_iter().zip(working).collect();
-        let at = g.append_replacing(graph, str::to_string, &replaced);
+        let replaced: Vec<(StateId, Tensor)> = tables.into_iter().zip(working).collect();
+        let at = g.append_replacing(graph, InputId::clone, &replaced);
         (g, at, exchange)
     }
 
@@ -175,13 +175,12 @@ impl Ranks {
             }
         }
         for (part, batch) in batches.iter().enumerate() {
-            let rename = |name: &str| if parts { part_name(name, part) } else { name.to_string() };
             // padding is in no index: any row will do
             let local = |(s, unique): (&SparseIds, &&[u32])| -> Vec<u32> {
                 s.ids.iter().map(|id| unique.binary_search(id).unwrap_or(0) as u32).collect()
             };
             let ids: Vec<Vec<u32>> = batch.groups.iter().zip(&unique).map(local).collect();
-            upload_examples(program, batch, &rename, Some(&ids))?;
+            upload_examples(program, batch, parts.then_some(part), Some(&ids))?;
         }
         if parts { upload_indices(program, merged.iter()) } else { Ok(()) }
     }
@@ -286,6 +285,6 @@ fn unique(merged: &[SparseIds]) -> Vec<&[u32]> {
     merged.iter().map(|s| &s.unique[..s.n_unique]).collect()
 }
 
-fn table_names(params: &[Param]) -> Vec<String> {
-    params.iter().filter(|p| p.is_table()).map(|p| p.name.clone()).collect()
+fn table_ids(params: &[Param]) -> Vec<StateId> {
+    params.iter().filter(|p| p.is_table()).map(Param::id).collect()
 }

@@ -7,6 +7,7 @@ use super::save::{StateTensors, table_of};
 use super::sharded::{Checkpoint, FEEDBACK, Part, Shard, part_spec};
 use super::store::Store;
 use crate::graph::exec::State;
+use crate::graph::{Slot, StateId};
 use crate::model::params::Param;
 use crate::parallel::layout::Piece;
 use std::borrow::Cow;
@@ -16,8 +17,8 @@ const STRETCH: usize = 1 << 18;
 
 /// A value of the state that is a part of a table, or of its optimiser's.
 struct Held<'a> {
-    /// Its name in the state of the rank where it lies.
-    name: String,
+    /// In the state of the rank where it lies.
+    id: StateId,
     piece: &'a Piece,
     /// The tensors of a checkpoint that it has parts of.
     tensors: &'a [TensorSpec],
@@ -53,7 +54,7 @@ impl Held<'_> {
         let mut next = |s: &'a TensorSpec| {
             let (data, rest) = values.split_at(s.shape.iter().product());
             values = rest;
-            TensorRef { name: &s.name, shape: &s.shape, data }
+            s.with(data)
         };
         specs.iter().map(&mut next).collect()
     }
@@ -70,11 +71,11 @@ impl Ranks {
         let pieces = &self.layout.pieces[self.layout.of(rank)];
         let mut out = vec![];
         for s in saved {
-            let Some((table, p, what)) = table_of(params, &s.name) else { continue };
+            let Some((table, p)) = table_of(params, &s.id) else { continue };
             for piece in pieces.iter().filter(|q| q.table == table) {
-                let name = piece.state_name(&p.name);
-                let name = what.map_or(name.clone(), |w| format!("{name}#{w}"));
-                out.push(Held { name, piece, tensors: &s.parts, by_row: what == Some("acc") });
+                let id = StateId { slot: s.id.slot, ..piece.state_id(&p.id()) };
+                let by_row = id.slot.is_some_and(Slot::is_by_row);
+                out.push(Held { id, piece, tensors: &s.parts, by_row });
             }
         }
         out
@@ -86,12 +87,12 @@ impl Ranks {
         state: &mut State,
         params: &[Param],
         seed: u64,
-        slots: impl Fn(&Param) -> &'static [&'static str],
+        slots: impl Fn(&Param) -> &'static [Slot],
     ) -> anyhow::Result<()> {
         for (table, p) in params.iter().filter(|p| p.is_table()).enumerate() {
             let width = p.shape().last();
             for piece in self.own().iter().filter(|q| q.table == table) {
-                let name = piece.state_name(&p.name);
+                let id = piece.state_id(&p.id());
                 let mut values = Vec::with_capacity(piece.rows() * piece.width());
                 // a function of seed and name for the whole: the same numbers whatever lies where
                 for range in &piece.ranges {
@@ -101,10 +102,9 @@ impl Ranks {
                         values.extend(cut(piece, &p.initial_part(seed, a * width..b * width), width));
                     }
                 }
-                state.set(&name, &values)?;
-                for what in slots(p) {
-                    let n = if *what == "acc" { piece.rows() } else { values.len() };
-                    state.set(&format!("{name}#{what}"), &vec![0.0; n])?;
+                state.set(&id, &values)?;
+                for slot in slots(p) {
+                    state.set(id.beside(*slot), &vec![0.0; slot.len(piece.rows(), piece.width())])?;
                 }
             }
         }
@@ -140,13 +140,13 @@ impl Ranks {
         sees: &[bool],
         (state, params, saved): (&State, &[Param], &[StateTensors]),
         meta: &CheckpointMeta,
-        check: impl Fn(&str, &[f32]) -> anyhow::Result<()>,
+        check: impl Fn(&StateId, &[f32]) -> anyhow::Result<()>,
     ) -> anyhow::Result<Vec<Shard>> {
         let (me, world) = (self.rank(), self.world());
         let held = self.held(me, params, saved);
-        let names: Vec<&str> = held.iter().map(|h| h.name.as_str()).collect();
-        let values = state.view(&names).await?;
-        held.iter().zip(&values).try_for_each(|(h, v)| check(&h.name, v))?;
+        let ids: Vec<&StateId> = held.iter().map(|h| &h.id).collect();
+        let values = state.view(&ids).await?;
+        held.iter().zip(&values).try_for_each(|(h, v)| check(&h.id, v))?;
         let specs = |h: &Held<'_>| h.parts().into_iter().map(|(t, p)| part_spec(t, &p)).collect::<Vec<_>>();
         let mine: Vec<Vec<TensorSpec>> = held.iter().map(specs).collect();
         let mut sum = 0;
@@ -157,8 +157,7 @@ impl Ranks {
         if sees[me] && !(held.is_empty() && lost.is_empty()) {
             let all = held.iter().zip(&mine).zip(&values);
             let refs = all.flat_map(|((h, s), v)| h.refs(s, v));
-            let lost =
-                own.iter().zip(&lost).map(|(s, v)| TensorRef { name: &s.name, shape: &s.shape, data: v });
+            let lost = own.iter().zip(&lost).map(|(s, v)| s.with(v));
             let refs: Vec<TensorRef<'_>> = refs.chain(lost).collect();
             let shard = store.shard(me, world, &refs, meta)?;
             sum = u64::from_str_radix(&shard.sum, 16)?;
@@ -199,26 +198,26 @@ impl Ranks {
         meta: &CheckpointMeta,
     ) -> anyhow::Result<()> {
         let held = self.held(self.rank(), params, saved);
-        let names: Vec<&str> = held.iter().map(|h| h.name.as_str()).collect();
-        let tables = state.view(&names).await?;
+        let ids: Vec<&StateId> = held.iter().map(|h| &h.id).collect();
+        let tables = state.view(&ids).await?;
         let tables: Vec<(&Held<'_>, &[f32])> = held.iter().zip(tables.iter().map(|v| &v[..])).collect();
-        let whole = saved.iter().filter(|s| table_of(params, &s.name).is_none());
-        let names: Vec<&str> = whole.map(|s| s.name.as_str()).collect();
-        let dense = state.view(&names).await?;
+        let whole = saved.iter().filter(|s| table_of(params, &s.id).is_none());
+        let ids: Vec<&StateId> = whole.map(|s| &s.id).collect();
+        let dense = state.view(&ids).await?;
         // in the order of the file
         let mut order: Vec<(&StateTensors, usize)> =
             saved.iter().flat_map(|s| (0..s.parts.len()).map(move |i| (s, i))).collect();
         order.sort_by(|a, b| a.0.parts[a.1].name.cmp(&b.0.parts[b.1].name));
         let mut give = |push: &mut dyn FnMut(&[f32]) -> anyhow::Result<()>| -> anyhow::Result<()> {
             for (s, i) in &order {
-                match table_of(params, &s.name) {
-                    Some((table, p, _)) => {
+                match table_of(params, &s.id) {
+                    Some((table, p)) => {
                         let first: usize = s.parts[..*i].iter().map(|t| t.shape[0]).sum();
                         let rows = first..first + s.parts[*i].shape[0];
                         self.assemble(table, p.shape().last(), rows, &tables, push)?;
                     }
                     None if self.rank() == 0 => {
-                        let at = names.iter().position(|n| *n == s.name).expect("viewed above");
+                        let at = ids.iter().position(|id| **id == s.id).expect("viewed above");
                         push(&dense[at])?;
                     }
                     None => {}
@@ -311,18 +310,18 @@ impl Ranks {
             let values = parts.iter().map(|(t, p)| from.read(&t.name, p));
             values.collect::<Result<Vec<_>, _>>().map(|v| v.concat())
         };
-        for s in saved.iter().filter(|s| table_of(params, &s.name).is_none()) {
+        for s in saved.iter().filter(|s| table_of(params, &s.id).is_none()) {
             let mut v = match (me, &mut from) {
                 (0, Some(c)) => c.whole(&s.parts[0].name)?,
                 _ => vec![0.0; s.parts[0].shape.iter().product()],
             };
             self.comm.broadcast(&mut v, 0)?;
-            state.set(&s.name, &v)?;
+            state.set(&s.id, &v)?;
         }
         for h in self.held(me, params, saved) {
             if let Some(c) = &mut from {
                 let values = read(c, &h)?;
-                state.set(&h.name, &values)?;
+                state.set(&h.id, &values)?;
             }
         }
         if let Some(c) = &mut from {
@@ -337,7 +336,7 @@ impl Ranks {
                     None => {
                         let mut v = vec![0f32; h.piece.rows() * h.width()];
                         self.comm.receive(&mut v, 0)?;
-                        state.set(&h.name, &v)?;
+                        state.set(&h.id, &v)?;
                     }
                 }
             }
@@ -351,7 +350,7 @@ impl Ranks {
     }
 
     fn feedback_spec(&self, bucket: usize, len: usize) -> TensorSpec {
-        let whole = TensorSpec { name: self.feedback_name(bucket), shape: vec![len] };
+        let whole = TensorSpec::f32(self.feedback_name(bucket), [len]);
         part_spec(&whole, &Part { rows: 0..len, columns: 0..1 })
     }
 

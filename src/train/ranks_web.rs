@@ -9,7 +9,7 @@ use crate::data::batch::{Batch, SparseIds};
 use crate::data::loader::LoaderOptions;
 use crate::data::metrics::MetricsAccumulator;
 use crate::graph::exec::{Program, State};
-use crate::graph::{Graph, Tensor};
+use crate::graph::{Graph, Slot, StateId, Tensor};
 use crate::model::params::Param;
 use crate::ops::embedding::SparseInputs;
 
@@ -33,7 +33,7 @@ pub enum Piece {}
 
 #[allow(missing_docs)]
 impl Piece {
-    pub fn state_name(&self, _: &str) -> String {
+    pub fn state_id(&self, _: &StateId) -> StateId {
         match *self {}
     }
     pub fn rows(&self) -> usize {
@@ -55,13 +55,13 @@ impl Exchange {
     pub fn own(&self) -> &[Piece] {
         match *self {}
     }
-    pub fn pull(&self, _: &mut Graph, _: &[String]) -> Vec<Tensor> {
+    pub fn pull(&self, _: &mut Graph, _: &[StateId]) -> Vec<Tensor> {
         match *self {}
     }
     pub fn push(
         &self,
         _: &mut Graph,
-        _: &[String],
+        _: &[StateId],
         _: &[Tensor],
     ) -> (Vec<(Tensor, Tensor, SparseInputs)>, Tensor) {
         match *self {}
@@ -130,7 +130,7 @@ impl Ranks {
         _: &mut State,
         _: &[Param],
         _: u64,
-        _: impl Fn(&Param) -> &'static [&'static str],
+        _: impl Fn(&Param) -> &'static [Slot],
     ) -> anyhow::Result<()> {
         match *self {}
     }
@@ -143,7 +143,7 @@ impl Ranks {
         _: &[bool],
         _: (&State, &[Param], &[StateTensors]),
         _: &CheckpointMeta,
-        _: impl Fn(&str, &[f32]) -> anyhow::Result<()>,
+        _: impl Fn(&StateId, &[f32]) -> anyhow::Result<()>,
     ) -> anyhow::Result<Vec<Shard>> {
         match *self {}
     }

@@ -149,7 +149,7 @@ impl Trainer {
         }
         for s in &self.saved {
             let parts = s.parts.iter().map(|p| from.whole(&p.name)).collect::<Result<Vec<_>, _>>()?;
-            self.state.set(&s.name, &joined(parts.into_iter()))?;
+            self.state.set(&s.id, &joined(parts.into_iter()))?;
         }
         Ok(None)
     }

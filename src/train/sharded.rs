@@ -24,8 +24,9 @@ use safetensors::tensor::{Dtype, Metadata};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::checkpoint::{self, CheckpointError, CheckpointMeta, Reader, TensorSpec, read_f32};
+use super::checkpoint::{self, CheckpointError, CheckpointMeta, Reader, TensorSpec};
 use super::run::shard_step;
+use super::values::{memory_type, read_values};
 
 /// The key of [`Shard`]s in the metadata of the first file.
 pub(super) const SHARDS: &str = "shards";
@@ -81,7 +82,7 @@ pub(super) fn part_spec(tensor: &TensorSpec, part: &Part) -> TensorSpec {
     }
     name.push(']');
     shape[0] = part.rows.len();
-    TensorSpec { name, shape }
+    TensorSpec { name, shape, dtype: tensor.dtype }
 }
 
 /// The reverse: the tensor's name, rows, and columns where they are not all.
@@ -264,7 +265,11 @@ impl Checkpoint {
 
     /// Names and shapes of the tensors, by name.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let spec = |(name, t): (&String, &Whole)| TensorSpec { name: name.clone(), shape: t.shape.clone() };
+        let spec = |(name, t): (&String, &Whole)| TensorSpec {
+            name: name.clone(),
+            shape: t.shape.clone(),
+            dtype: memory_type(t.dtype).unwrap_or_default(),
+        };
         self.tensors.iter().map(spec).collect()
     }
 
@@ -302,6 +307,7 @@ impl Checkpoint {
     /// If there is no such tensor, or it is smaller.
     pub(super) fn read(&mut self, tensor: &str, wanted: &Part) -> Result<Vec<f32>, CheckpointError> {
         let t = self.tensors.get(tensor).unwrap_or_else(|| panic!("no tensor named {tensor}"));
+        let dtype = memory_type(t.dtype).unwrap_or_default();
         let mut out = vec![0f32; wanted.len()];
         let mut there = 0;
         for f in &t.parts {
@@ -312,17 +318,17 @@ impl Checkpoint {
             let first = (meet.rows.start - f.part.rows.start) * width;
             let to = (meet.rows.start - wanted.rows.start) * wide;
             let mut read = || -> io::Result<()> {
-                piece.file.seek(SeekFrom::Start(f.at + 4 * first as u64))?;
+                piece.file.seek(SeekFrom::Start(f.at + (dtype.size() * first) as u64))?;
                 if f.part.columns == wanted.columns {
                     let out = &mut out[to..to + meet.len()];
-                    return read_f32(&mut piece.file, out, &mut |_| {});
+                    return read_values(&mut piece.file, dtype, out, &mut |_| {});
                 }
-                let mut input = BufReader::with_capacity(4 * STRETCH, &mut piece.file);
+                let mut input = BufReader::with_capacity(dtype.size() * STRETCH, &mut piece.file);
                 let mut row = vec![0f32; width];
                 let (from, at) =
                     (meet.columns.start - f.part.columns.start, meet.columns.start - wanted.columns.start);
                 for r in 0..meet.rows.len() {
-                    read_f32(&mut input, &mut row, &mut |_| {})?;
+                    read_values(&mut input, dtype, &mut row, &mut |_| {})?;
                     let n = meet.columns.len();
                     out[to + r * wide + at..][..n].copy_from_slice(&row[from..from + n]);
                 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::graph::DType;
 use crate::train::checkpoint::{TensorRef, save};
 use crate::train::run::{checkpoint_name, shard_name};
 use proptest::prelude::*;
@@ -7,7 +8,7 @@ use std::fs;
 const STEP: u64 = 7;
 
 fn spec(name: &str, shape: &[usize]) -> TensorSpec {
-    TensorSpec { name: name.into(), shape: shape.into() }
+    TensorSpec::f32(name, shape)
 }
 
 /// A number that says where it belongs.
@@ -36,7 +37,7 @@ fn write(folder: &Path, tables: &[TensorSpec], cuts: &Cuts) -> PathBuf {
                     (part_spec(&tables[*t], p), p.rows.clone().flat_map(row).collect())
                 })
                 .collect();
-            let refs = written.iter().map(|(s, data)| TensorRef { name: &s.name, shape: &s.shape, data });
+            let refs = written.iter().map(|(s, data)| s.with(data));
             let file = shard_name(STEP, rank, cuts.len());
             let sum = save(&folder.join(&file), &refs.collect::<Vec<_>>(), &meta).unwrap();
             Shard { file, sum: format!("{sum:016x}") }
@@ -44,14 +45,15 @@ fn write(folder: &Path, tables: &[TensorSpec], cuts: &Cuts) -> PathBuf {
         .collect();
     let path = folder.join(checkpoint_name(STEP));
     let extra = [(SHARDS.to_owned(), serde_json::to_string(&shards).unwrap())].into();
-    let dense = TensorRef { name: "dense[0..2]", shape: &[2], data: &[1.0, 2.0] };
+    let dense = TensorRef { name: "dense[0..2]", shape: &[2], dtype: DType::F32, data: &[1.0, 2.0] };
     save(&path, &[dense], &CheckpointMeta { extra, ..meta }).unwrap();
     path
 }
 
 fn tables() -> Vec<TensorSpec> {
-    // a name that looks like a part of one
-    vec![spec("embeddings.a[0..3]", &[9, 4]), spec("embeddings.b", &[5, 4]), spec("embeddings.b#acc", &[5])]
+    // a name that looks like a part of one; numbers that 16 bits hold
+    let halves = TensorSpec { dtype: DType::F16, ..spec("embeddings.a[0..3]", &[9, 4]) };
+    vec![halves, spec("embeddings.b", &[5, 4]), spec("embeddings.b#acc", &[5])]
 }
 
 fn cuts() -> Cuts {
@@ -86,12 +88,8 @@ fn parts_are_read_as_one_and_gathered() {
     let meta = c.meta().clone();
     c.gather(&gathered, &all, &meta).unwrap();
     let values: Vec<Vec<f32>> = tables.iter().enumerate().map(|(i, t)| whole(i, &t.shape)).collect();
-    let mut refs = vec![TensorRef { name: "dense[0..2]", shape: &[2], data: &[1.0, 2.0] }];
-    refs.extend(tables.iter().zip(&values).map(|(t, v)| TensorRef {
-        name: &t.name,
-        shape: &t.shape,
-        data: v,
-    }));
+    let mut refs = vec![TensorRef { name: "dense[0..2]", shape: &[2], dtype: DType::F32, data: &[1.0, 2.0] }];
+    refs.extend(tables.iter().zip(&values).map(|(t, v)| t.with(v)));
     save(&plain, &refs, &meta).unwrap();
     assert_eq!(fs::read(&gathered).unwrap(), fs::read(&plain).unwrap());
     Checkpoint::open(&gathered).unwrap().verify(|_| true).unwrap();

@@ -5,14 +5,12 @@
 //! embedding rows are summed over the occurrences of all k batches at once, so that a row that occurs in several of
 //! them is still updated once.
 
-use super::infer::part_name;
 use super::ranks::{Exchange, Ranks};
-use crate::graph::{Graph, Tensor};
+use crate::graph::{Form, Graph, Role, Slot, StateId, Tensor};
 use crate::model::build::Model;
 use crate::model::config::{ConfigError, EmbeddingOptimizer, TrainConfig};
 use crate::model::params::{Kind, Param};
 use crate::ops::embedding::SparseInputs;
-use crate::ops::embedding_grad::EmbeddingGrad;
 use crate::ops::optim::Adam;
 
 /// Elements of the `hyper` input.
@@ -25,8 +23,8 @@ pub struct TrainingStep {
     pub graph: Graph,
     /// Parameters, whole, wherever their parts lie.
     pub params: Vec<Param>,
-    /// Optimiser state: (name, elements), starting at zero; whole as the parameters.
-    pub optimizer: Vec<(String, usize)>,
+    /// Optimiser state and its elements, starting at zero; whole as the parameters.
+    pub optimizer: Vec<(StateId, usize)>,
     /// Loss of the batch `[1]`.
     pub loss: Tensor,
     /// Squared global gradient norm before clipping `[1]`.
@@ -34,6 +32,9 @@ pub struct TrainingStep {
     /// Where the tables lie on several ranks: how their rows come and go.
     pub exchange: Option<Exchange>,
 }
+
+/// The scope of the update.
+pub(super) const UPDATE: &str = "update";
 
 /// State that sums (loss, 1) over steps until the host resets it.
 pub const RUNNING: &str = "running";
@@ -44,8 +45,8 @@ pub const GUARD: &str = "guard";
 
 /// The gradient of a table, or of the part of one that this rank holds.
 struct TableGrad {
-    /// Name and value in the state.
-    name: String,
+    /// In the state, and its value.
+    id: StateId,
     table: Tensor,
     grad: Tensor,
     index: SparseInputs,
@@ -56,7 +57,7 @@ struct TableGrad {
 impl TableGrad {
     /// Of a table that is here whole.
     fn here(p: &Param, grad: Tensor, index: SparseInputs) -> Self {
-        TableGrad { name: p.name.clone(), table: p.tensor, grad, index, occurrences: index.segments }
+        TableGrad { id: p.id(), table: p.tensor, grad, index, occurrences: index.segments }
     }
 }
 
@@ -97,7 +98,7 @@ pub fn training_step_over(model: &Model, cfg: &TrainConfig, ranks: &Ranks) -> Tr
 fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> TrainingStep {
     let Backward { mut graph, params, loss, dense, mut tables, exchange, arrived } = backward;
     let g = &mut graph;
-    g.enter("update");
+    g.enter_as(UPDATE, Role::Update);
     let hyper = g.input("hyper", [HYPER]);
     for (p, d) in params.iter().filter(|p| !p.is_table()).zip(&dense) {
         g.name(*d, format!("d {}", p.name));
@@ -107,7 +108,8 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
             let (lambda, by_frequency) = (cfg.embedding_l2, cfg.embedding_l2_frequency);
             t.grad = g.row_l2(lambda, by_frequency, t.table, t.grad, t.index.unique, t.occurrences, hyper);
         }
-        g.name(t.grad, format!("d {}", t.name));
+        assert_eq!(g.form(t.grad), Form::Rows(t.table.index()), "the gradient of {}", t.id);
+        g.name(t.grad, format!("d {}", t.id));
     }
     let table_grads: Vec<Tensor> = tables.iter().map(|t| t.grad).collect();
     let norm2 = match ranks {
@@ -134,11 +136,10 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
     let guard = g.state(GUARD, [2]);
     let guarded = g.guard(guard, loss, norm2, hyper);
     let adam = Adam { beta1: cfg.beta1, beta2: cfg.beta2, eps: cfg.eps, ..Adam::default() };
-    let slot =
-        |g: &mut Graph, name: &str, what: &str, shape: &[usize]| g.state(&format!("{name}#{what}"), shape);
+    let slot = |g: &mut Graph, id: &StateId, slot, shape: &[usize]| g.state(id.beside(slot), shape);
     for (p, d) in params.iter().filter(|p| !p.is_table()).zip(dense) {
         let dims = p.shape().dims();
-        let (m, v) = (slot(g, &p.name, "m", &dims), slot(g, &p.name, "v", &dims));
+        let (m, v) = (slot(g, &p.id(), Slot::M, &dims), slot(g, &p.id(), Slot::V, &dims));
         let own = cfg.overrides.iter().find(|o| o.matches(&p.name));
         let usual = if p.kind == Kind::Dense { cfg.weight_decay } else { 0.0 };
         let decay = own.and_then(|o| o.decay).unwrap_or(usual);
@@ -150,11 +151,11 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
         let (d, unique) = (t.grad, t.index.unique);
         match cfg.embedding {
             EmbeddingOptimizer::Adagrad => {
-                let acc = slot(g, &t.name, "acc", &dims[..1]);
+                let acc = slot(g, &t.id, Slot::Acc, &dims[..1]);
                 g.row_adagrad(cfg.embedding_eps, t.table, acc, d, unique, hyper, guarded);
             }
             EmbeddingOptimizer::Adam => {
-                let (m, v) = (slot(g, &t.name, "m", &dims), slot(g, &t.name, "v", &dims));
+                let (m, v) = (slot(g, &t.id, Slot::M, &dims), slot(g, &t.id, Slot::V, &dims));
                 let options = Adam { eps: cfg.embedding_eps, ..adam };
                 g.lazy_adam(options, t.table, m, v, d, unique, hyper, guarded);
             }
@@ -166,20 +167,19 @@ fn update(backward: Backward, cfg: &TrainConfig, ranks: Option<&Ranks>) -> Train
     let optimizer = params
         .iter()
         .flat_map(|p| {
-            let (n, rows) = (p.shape().len(), p.shape().dim(0));
-            slots(p, cfg)
-                .iter()
-                .map(move |what| (format!("{}#{what}", p.name), if *what == "acc" { rows } else { n }))
+            let rows = p.shape().dim(0);
+            let width = p.shape().len() / rows;
+            slots(p, cfg).iter().map(move |slot| (p.id().beside(*slot), slot.len(rows, width)))
         })
         .collect();
     TrainingStep { graph, params, optimizer, loss, norm2, exchange }
 }
 
-/// The optimiser's values beside a parameter; `acc` is one number a row.
-pub fn slots(p: &Param, cfg: &TrainConfig) -> &'static [&'static str] {
+/// The optimiser's values beside a parameter.
+pub fn slots(p: &Param, cfg: &TrainConfig) -> &'static [Slot] {
     match (&p.kind, cfg.embedding) {
-        (Kind::Embedding(_), EmbeddingOptimizer::Adagrad) => &["acc"],
-        _ => &["m", "v"],
+        (Kind::Embedding(_), EmbeddingOptimizer::Adagrad) => &[Slot::Acc],
+        _ => &[Slot::M, Slot::V],
     }
 }
 
@@ -203,16 +203,16 @@ fn one_batch(model: Model) -> Backward {
 fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) -> Backward {
     assert!(model.sparse.is_empty(), "of several batches there is one index, over all of them");
     let mut g = Graph::new();
-    let names: Vec<String> = model.params.iter().filter(|p| p.is_table()).map(|p| p.name.clone()).collect();
+    let ids: Vec<StateId> = model.params.iter().filter(|p| p.is_table()).map(Param::id).collect();
     let exchange =
         ranks.map(|r| r.exchange(model.gathers.iter().map(|t| k * t.ids).collect(), counts, "step."));
-    let working: Vec<(String, Tensor)> = match &exchange {
+    let working: Vec<(StateId, Tensor)> = match &exchange {
         None => vec![],
         Some(e) => {
             g.enter("embeddings");
-            let tables = e.pull(&mut g, &names);
+            let tables = e.pull(&mut g, &ids);
             g.leave();
-            names.iter().cloned().zip(tables).collect()
+            ids.iter().cloned().zip(tables).collect()
         }
     };
     let mut params: Vec<Param> = model.params.clone();
@@ -225,7 +225,7 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) ->
         Some(a) => g.add(a, b),
     };
     for part in 0..k {
-        let at = g.append_replacing(&model.graph, |name| part_name(name, part), &working);
+        let at = g.append_replacing(&model.graph, |id| id.of_part(part), &working);
         let here = |t: Tensor| at[t.index()].reshaped(t.shape());
         if part == 0 {
             // of a table that lies elsewhere the whole one's handle has only a shape
@@ -251,6 +251,7 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) ->
     let (mut loss, mut weight) = (loss.expect("a part"), weight.expect("a part"));
     g.enter("accumulate");
     let mut dense: Vec<Tensor> = dense.into_iter().map(|d| d.expect("a part")).collect();
+    let whole: Vec<Tensor> = params.iter().filter(|p| p.is_table()).map(|p| p.tensor).collect();
     // of each table in one go: what every part gathered
     let mut table_grads = vec![];
     for (i, (of, parts)) in model.gathers.iter().zip(&gathered).enumerate() {
@@ -258,8 +259,9 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) ->
         let flat: Vec<Tensor> = parts.iter().map(|t| t.reshaped([t.shape().len() / width, width])).collect();
         let dy = if flat.len() == 1 { flat[0] } else { g.concat(&flat, 0) };
         let s = SparseInputs::new(&mut g, &format!("table{i}"), k * of.ids, of.scaled);
-        let inputs = [dy, s.order, s.segments].into_iter().chain(s.scale);
-        table_grads.push((g.push(EmbeddingGrad, &inputs.collect::<Vec<_>>()), s));
+        let table = working.get(i).map_or_else(|| whole[i], |w| w.1);
+        let index: Vec<Tensor> = s.tensors().collect();
+        table_grads.push((g.embedding_grad(table, dy, &index), s));
     }
     if let Some(ranks) = ranks {
         let both = ranks.sum_of_losses(&mut g, &[loss, weight]);
@@ -277,14 +279,14 @@ fn many_batches(model: &Model, k: usize, ranks: Option<&Ranks>, counts: bool) ->
         }
         Some(e) => {
             let grads: Vec<Tensor> = table_grads.iter().map(|t| t.0).collect();
-            let (own, token) = e.push(&mut g, &names, &grads);
+            let (own, token) = e.push(&mut g, &ids, &grads);
             arrived = Some(token);
             for (i, (piece, (table, grad, index))) in e.own().iter().zip(own).enumerate() {
                 let grad = g.div(grad, weight);
-                let name = piece.state_name(&names[piece.table()]);
+                let id = piece.state_id(&ids[piece.table()]);
                 // of all ranks; the index has one entry a rank
                 let occurrences = e.occurrences(&mut g, i).unwrap_or(index.segments);
-                tables.push(TableGrad { name, table, grad, index, occurrences });
+                tables.push(TableGrad { id, table, grad, index, occurrences });
             }
         }
     }

@@ -85,7 +85,7 @@ pub trait Store {
             .map(|t| {
                 let (data, tail) = rest.split_at(t.shape.iter().product());
                 rest = tail;
-                TensorRef { name: &t.name, shape: &t.shape, data }
+                t.with(data)
             })
             .collect();
         self.weights(Weights::Best, &refs, meta)

@@ -3,6 +3,7 @@
 use crate::data::batch::{Bag, GroupLayout, PooledLayout};
 use crate::data::schema::Pooling;
 use crate::data::{DataError, FittedEncoder};
+use crate::graph::DType;
 use crate::graph::exec::Device;
 use crate::model::build::{EmbeddingSpec, FeatureSpec, Pooled};
 
@@ -86,7 +87,7 @@ pub fn pack_tables(
             layouts.push(GroupLayout::pooled(rows[owner], layout));
             continue;
         }
-        let bytes = rows[j] as usize * own * 4;
+        let bytes = DType::F32.bytes(rows[j] as usize * own);
         // a projection is a column's own
         let alone = |k: &usize| columns[*k].width.is_some_and(|w| w as usize != width);
         if held + bytes > limit || own != width || open.first().is_some_and(alone) {

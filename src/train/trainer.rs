@@ -23,6 +23,7 @@ use crate::data::batch::Batch;
 use crate::data::feed::Feed;
 use crate::data::loader::{Loader, LoaderOptions, Order};
 use crate::diagnose::ModelCard;
+use crate::graph::StateId;
 use crate::graph::exec::{Device, Program, State};
 use crate::model::config::{self, Config};
 use crate::model::params::Param;
@@ -115,10 +116,10 @@ impl Trainer {
         let mut state = State::new(device);
         for p in step.params.iter().filter(|p| here(p)) {
             state.set(&p.name, &p.initial(t.seed))?;
-            for what in slots(p, t) {
-                let n = if *what == "acc" { p.shape().dim(0) } else { p.shape().len() };
-                state.set(&format!("{}#{what}", p.name), &vec![0.0; n])?;
-            }
+        }
+        let is_here = |id: &StateId| step.params.iter().any(|p| here(p) && p.id().name == id.name);
+        for (id, n) in step.optimizer.iter().filter(|o| is_here(&o.0)) {
+            state.set(id, &vec![0.0; *n])?;
         }
         if let Some(r) = &ranks {
             r.begin_tables(&mut state, &step.params, t.seed, |p| slots(p, t))?;

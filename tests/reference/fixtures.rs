@@ -182,7 +182,7 @@ fn run64(c: &Case, b: &Built) -> Vec<(String, Vec<f64>)> {
             p.set_ids(n, v);
         }
     }
-    let mut s = CpuState { values: b.states.iter().cloned().collect() };
+    let mut s = CpuState { values: b.states.iter().map(|(n, v)| (n.into(), v.clone().into())).collect() };
     p.run(&mut s);
     keep.iter().map(|(n, t)| (n.clone(), p.read(*t))).collect()
 }
@@ -313,9 +313,9 @@ fn sampled(c: &Case, name: &str, v: &[f64], gate: f64, gmax: f64, fail: &mut dyn
 }
 
 fn top(v: &[f64]) -> f64 {
-    v.iter().fold(0.0, |m, x| m.max(x.abs()))
+    v.iter().map(|x| x.abs()).fold(0.0, f64::max)
 }
 
 fn diff(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).fold(0.0, |m, (x, y)| if (x - y).is_nan() { f64::NAN } else { m.max((x - y).abs()) })
+    a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max)
 }
