@@ -179,6 +179,18 @@ fn peak_memory() -> Option<u64> {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok().map(|kb| kb << 10)
 }
 
+/// The 143,840th: an Arrow file whose footer says that a block has gigabytes.
+#[test]
+fn a_footer_that_lies_is_refused_at_once() {
+    let good = &files()[8];
+    let mut rng = ChaCha8Rng::seed_from_u64(143_840);
+    let mut bytes = good.bytes.clone();
+    (0..1 + rng.next_u64() % 3).for_each(|_| damage(&mut bytes, &mut rng));
+    let start = Instant::now();
+    read(good, &bytes, false);
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}
+
 #[test]
 fn damaged_files_are_read_or_refused() {
     let count: u64 = std::env::var("BIRKHOFF_MUTATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000);

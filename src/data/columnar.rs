@@ -3,6 +3,7 @@
 //! Whole numbers, texts, booleans, dates and dictionaries can be categories, by the text that Arrow prints of them;
 //! lists of these are list columns; every number can be numeric, NaN and null being missing.
 
+use std::io::{Read, Seek, SeekFrom};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -92,7 +93,8 @@ impl Columnar {
         }
     }
 
-    fn of_arrow(source: impl std::io::Read + std::io::Seek + Send + 'static) -> Result<Columnar, String> {
+    fn of_arrow(mut source: impl Read + Seek + Send + 'static) -> Result<Columnar, String> {
+        check_blocks(&mut source)?;
         let reader = arrow_ipc::reader::FileReader::try_new(source, None).map_err(|e| e.to_string())?;
         Ok(Self::new(reader.schema(), reader))
     }
@@ -126,6 +128,34 @@ impl Columnar {
         self.rows += batch.num_rows() as u64;
         Ok(Some((batch, before)))
     }
+}
+
+/// An error where an Arrow file's footer names blocks beyond its end: their reader asks for memory before it looks.
+fn check_blocks(source: &mut (impl Read + Seek)) -> Result<(), String> {
+    let io = |e: std::io::Error| e.to_string();
+    let size = source.seek(SeekFrom::End(0)).map_err(io)?;
+    let mut end = [0; 10];
+    if size >= 10 {
+        source.seek(SeekFrom::End(-10)).map_err(io)?;
+        source.read_exact(&mut end).map_err(io)?;
+        let length = arrow_ipc::reader::read_footer_length(end).map_err(|e| e.to_string())?;
+        if length as u64 + 10 > size {
+            return Err("its footer is longer than the file".into());
+        }
+        source.seek(SeekFrom::Start(size - 10 - length as u64)).map_err(io)?;
+        let mut footer = vec![0; length];
+        source.read_exact(&mut footer).map_err(io)?;
+        let footer = arrow_ipc::root_as_footer(&footer).map_err(|e| e.to_string())?;
+        let blocks = footer.recordBatches().into_iter().flatten();
+        for block in blocks.chain(footer.dictionaries().into_iter().flatten()) {
+            let parts = [block.offset(), i64::from(block.metaDataLength()), block.bodyLength()];
+            let end = parts.iter().try_fold(0u64, |sum, &n| sum.checked_add(u64::try_from(n).ok()?));
+            if end.is_none_or(|end| end > size) {
+                return Err("its footer names data beyond its end".into());
+            }
+        }
+    }
+    source.rewind().map_err(io)
 }
 
 fn broken(path: &Path, kind: &str, problem: &str) -> DataError {
