@@ -164,11 +164,19 @@ fn broken(path: &Path, kind: &str, problem: &str) -> DataError {
     DataError::Format { path: path.to_path_buf(), problem }
 }
 
+/// What a column's lists hold, where it has lists.
+fn items_of(kind: &DataType) -> Option<&DataType> {
+    match kind {
+        DataType::List(f)
+        | DataType::LargeList(f)
+        | DataType::FixedSizeList(f, _)
+        | DataType::ListView(f) => Some(f.data_type()),
+        _ => None,
+    }
+}
+
 fn is_list(kind: &DataType) -> bool {
-    matches!(
-        kind,
-        DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..) | DataType::ListView(_)
-    )
+    items_of(kind).is_some()
 }
 
 /// Whether a column holds texts, or lists of them.
@@ -176,11 +184,7 @@ fn is_text(kind: &DataType) -> bool {
     match kind {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
         DataType::Dictionary(_, inner) => is_text(inner),
-        DataType::List(f)
-        | DataType::LargeList(f)
-        | DataType::FixedSizeList(f, _)
-        | DataType::ListView(f) => is_text(f.data_type()),
-        _ => false,
+        _ => items_of(kind).is_some_and(is_text),
     }
 }
 
@@ -255,13 +259,7 @@ impl Column {
         // what is only copied to an output is joined
         column.joined = is_list && uses.text && plan.only_passed(i);
         if (uses.list || column.joined) && is_list {
-            let inner = match &kind {
-                DataType::List(f)
-                | DataType::LargeList(f)
-                | DataType::FixedSizeList(f, _)
-                | DataType::ListView(f) => f.data_type().clone(),
-                _ => DataType::LargeUtf8,
-            };
+            let inner = items_of(&kind).cloned().unwrap_or(DataType::LargeUtf8);
             let inner = Arc::new(Field::new_list_field(inner, true));
             let lists = arrow_cast::cast(array, &DataType::LargeList(inner)).map_err(|e| e.to_string())?;
             let lists = lists.as_list::<i64>().clone();
