@@ -59,6 +59,7 @@ pub(crate) struct Plan {
     /// Whether any column has some.
     any_na: bool,
     /// Fields whose values are texts, also where a columnar file has numbers.
+    #[cfg_attr(target_arch = "wasm32", allow(dead_code, reason = "a page has no columnar files"))]
     texts: Vec<bool>,
     /// Whole numbers only (Criteo), for messages.
     integer: bool,

@@ -316,6 +316,8 @@ impl Reader {
         let header = if format.criteo {
             super::criteo::check_columns(&self.schema)?;
             None
+        } else if cfg!(target_arch = "wasm32") {
+            return Err(columns(1, "is not Criteo's log, the only format that a page reads".into()));
         } else {
             let labelled = self.source.read.labels == Labels::Required;
             let header = read_header(&self.schema, &format, &records, labelled);
