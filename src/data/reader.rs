@@ -12,7 +12,9 @@ use super::columnar::{Columnar, rows_of};
 use super::delimited::{Parser, Problems, Record, sample};
 use super::drift::Seen;
 use super::encoder::{EncodingSink, FittedEncoder};
-use super::error::{DataError, RowProblem, quoted};
+#[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
+use super::error::quoted;
+use super::error::{DataError, RowProblem};
 use super::fitter::Fitter;
 use super::format::{Delimited, Format, FormatOptions, resolve};
 use super::header::read_header;
