@@ -72,10 +72,12 @@ fn files() -> Vec<Good> {
     w.write(&batch).unwrap();
     w.close().unwrap();
     let mut w = arrow_ipc::writer::StreamWriter::try_new(&mut stream, &batch.schema()).unwrap();
-    (w.write(&batch).unwrap(), w.finish().unwrap());
+    w.write(&batch).unwrap();
+    w.finish().unwrap();
     drop(w);
     let mut w = arrow_ipc::writer::FileWriter::try_new(&mut file, &batch.schema()).unwrap();
-    (w.write(&batch).unwrap(), w.finish().unwrap());
+    w.write(&batch).unwrap();
+    w.finish().unwrap();
     drop(w);
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gz.write_all(&text(",", true)).unwrap();

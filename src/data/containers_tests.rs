@@ -282,7 +282,8 @@ proptest! {
             }
             3 => {
                 let (name, column) = (names.remove(at), columns.remove(at));
-                (names.insert(to, name), columns.insert(to, column));
+                names.insert(to, name);
+                columns.insert(to, column);
             }
             4 => columns[at] = text(&columns[at]),
             _ => {
