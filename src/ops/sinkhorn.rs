@@ -19,7 +19,7 @@
 //! identity the plain form cancels and loses a factor of 1 / (off-diagonal mass).
 
 use super::sinkhorn_cpu as fast;
-use super::streams::{MAX_STREAMS, load_matrix, store_matrix, unroll};
+use super::streams::{FAST_STREAMS, MAX_STREAMS, load_matrix, store_matrix, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
@@ -28,9 +28,6 @@ use crate::{by_streams, cpu_both};
 
 /// Potentials are sums of up to 2·8 logits; of these they are whole numbers that f32 holds.
 pub(crate) const HUGE: f32 = 1e6;
-
-/// Most streams for which there is code of their own: each more doubles it, and a page's module has to stay small.
-const FAST: usize = if cfg!(target_arch = "wasm32") { 4 } else { 8 };
 
 /// Halves of an iteration in place, of half of each logit: the difference of two finite numbers may be infinite, that of their
 /// halves is not.
@@ -92,7 +89,7 @@ impl Sinkhorn {
         }
         blocks(n * n, res, |at, res| {
             let h = &h[at..][..res.len()];
-            if size_of::<T>() == 4 && n <= FAST {
+            if size_of::<T>() == 4 && n <= FAST_STREAMS {
                 let (h, res) = (bytemuck::cast_slice(h), bytemuck::cast_slice_mut(res));
                 by_streams!(n, fast::forward(h, res, t))
             } else {
@@ -114,7 +111,7 @@ impl SinkhornGrad {
         }
         blocks(n * n, dh, |at, dh| {
             let (h, g) = (&h[at..][..dh.len()], &g[at..][..dh.len()]);
-            if size_of::<T>() == 4 && n <= FAST {
+            if size_of::<T>() == 4 && n <= FAST_STREAMS {
                 let (h, g, dh) =
                     (bytemuck::cast_slice(h), bytemuck::cast_slice(g), bytemuck::cast_slice_mut(dh));
                 by_streams!(n, fast::backward(h, g, dh, t))

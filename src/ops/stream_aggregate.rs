@@ -4,7 +4,7 @@
 //! first can be one link of a chain of accumulations into dS: dS[i] = pre[i] du (+ what came before), and
 //! dpre[i] = ⟨S[i], du⟩.
 
-use super::streams::{MAX_STREAMS, TOKENS_PER_TASK, load, split, store, unroll};
+use super::streams::{FAST_STREAMS, MAX_STREAMS, TOKENS_PER_TASK, load, split, store, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
@@ -134,7 +134,7 @@ impl StreamAggregate {
         u.par_chunks_mut(TOKENS_PER_TASK * d).enumerate().for_each(|(b, u)| {
             let at = b * TOKENS_PER_TASK;
             let (s, pre) = (&s[at * n * d..], &pre[at * n..]);
-            if size_of::<T>() == 4 {
+            if size_of::<T>() == 4 && n <= FAST_STREAMS {
                 let (s, pre) = (bytemuck::cast_slice(s), bytemuck::cast_slice(pre));
                 return by_streams!(n, forward(s, pre, bytemuck::cast_slice_mut(u), d));
             }
@@ -190,7 +190,7 @@ impl StreamAggregateCoef {
         dpre.par_chunks_mut(TOKENS_PER_TASK * n).enumerate().for_each(|(b, dpre)| {
             let at = b * TOKENS_PER_TASK;
             let (s, du) = (&s[at * n * d..], &du[at * d..]);
-            if size_of::<T>() == 4 {
+            if size_of::<T>() == 4 && n <= FAST_STREAMS {
                 let (s, du) = (bytemuck::cast_slice(s), bytemuck::cast_slice(du));
                 return by_streams!(n, coef(s, du, bytemuck::cast_slice_mut(dpre), d));
             }

@@ -7,7 +7,7 @@
 
 #![allow(clippy::needless_range_loop)] // several fixed-size arrays walked in step
 
-use super::streams::{MAX_STREAMS, TOKENS_PER_TASK, load, split, store, unroll};
+use super::streams::{FAST_STREAMS, MAX_STREAMS, TOKENS_PER_TASK, load, split, store, unroll};
 use super::{Cpu, GpuLaunch, GpuRequest, Op, Real, Vjp};
 use crate::gpu::kernel::{Bind, Kernel, fold_groups};
 use crate::graph::{Graph, Shape, Tensor};
@@ -229,7 +229,7 @@ impl StreamMerge {
         let y = c.output(0);
         y.par_chunks_mut(TOKENS_PER_TASK * n * d).enumerate().for_each(|(b, y)| {
             let at = b * TOKENS_PER_TASK;
-            if size_of::<T>() == 4 {
+            if size_of::<T>() == 4 && n <= FAST_STREAMS {
                 let (x, y) = (tokens(x, n, d, at), bytemuck::cast_slice_mut(y));
                 return by_streams!(n, forward(x, y));
             }
@@ -262,7 +262,7 @@ impl StreamMergeGrad {
         );
         outs.into_par_iter().enumerate().for_each(|(b, (ds, df, dres, dpost))| {
             let at = b * TOKENS_PER_TASK;
-            if size_of::<T>() == 4 {
+            if size_of::<T>() == 4 && n <= FAST_STREAMS {
                 let (x, g) = (tokens(x, n, d, at), bytemuck::cast_slice(&g[at * n * d..]));
                 let (ds, df) = (bytemuck::cast_slice_mut(ds), bytemuck::cast_slice_mut(df));
                 let (dres, dpost) = (bytemuck::cast_slice_mut(dres), bytemuck::cast_slice_mut(dpost));

@@ -7,6 +7,9 @@ use std::fmt::Write;
 /// The most residual streams that the operations support.
 pub const MAX_STREAMS: usize = 8;
 
+/// Most streams for which the CPU has code of their own, several values at once: a page's module has to stay small.
+pub const FAST_STREAMS: usize = if cfg!(target_arch = "wasm32") { 4 } else { MAX_STREAMS };
+
 /// Calls `$f::<N>(…)` with the constant `N` equal to `$n`.
 #[macro_export]
 macro_rules! by_streams {
