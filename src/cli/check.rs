@@ -135,7 +135,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     }
     if report.bad > 0 {
         anyhow::bail!(
-            "{} of {} rows cannot be used; correct them, or leave them out with --on-bad-row skip",
+            "{} of {} rows cannot be used; correct them, or leave them out with --on-bad-row skip (train, eval, predict)",
             group(report.bad),
             group(report.bad + report.rows)
         );

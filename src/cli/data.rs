@@ -225,7 +225,11 @@ pub fn open(
     keep(spool);
     spinner.set_message("looking at the validation rows");
     let mut reader = validating.open(&encoder.schema)?;
-    let (seen, drift) = look_at(&mut reader, &encoder)?;
+    let (seen, mut drift) = look_at(&mut reader, &encoder)?;
+    // values of a group are in one part alone: others are new, as was asked for
+    if let (Some(drift), Some(SplitBy::Group { column, .. })) = (&mut drift, split.as_ref().map(|s| &s.by)) {
+        drift.columns.iter_mut().filter(|c| c.column == *column).for_each(|c| c.far = false);
+    }
     if !seen {
         bail!("{}: no rows to validate on; change --split or --valid", validating.name());
     }

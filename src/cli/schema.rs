@@ -30,20 +30,33 @@ pub fn run(args: &SchemaArgs) -> anyhow::Result<()> {
     let inputs: Vec<&std::path::Path> = args.files.iter().map(|f| f.as_path()).collect();
     output::not_an_input(out, &inputs)?;
     write_atomic(out, |w| std::io::Write::write_all(w, text.as_bytes()))?;
+    let label = found.columns.iter().any(|c| c.kind == "label");
     let warnings: usize = found.columns.iter().map(|c| c.warnings.len()).sum();
+    let header = match found.header_rule.is_empty() {
+        true => String::new(),
+        false => format!("; {}header: {}", if found.header { "" } else { "no " }, found.header_rule),
+    };
+    let skipped = match found.skipped {
+        0 => String::new(),
+        n => format!(", {} more could not be read", group(n)),
+    };
     output::line(&format!(
-        "{}: {} columns of {} rows ({}{}); {warnings} notes to read\nnext: birkhoff train --train {} --split 0.8,0.1,0.1 --schema {} --out runs/first",
+        "{}: {} columns of {} rows{skipped} ({}{header}); {warnings} notes to read",
         out.display(),
         found.columns.len(),
         group(found.rows),
         found.format,
-        match found.rows > 0 && !found.header_rule.is_empty() {
-            true => format!("; {}header: {}", if found.header { "" } else { "no " }, found.header_rule),
-            false => String::new(),
-        },
-        names.join(" "),
-        shell_word(&out.display().to_string())
-    ))
+    ))?;
+    let schema = shell_word(&out.display().to_string());
+    output::line(&match label {
+        true => format!(
+            "next: birkhoff train --train {} --split 0.8,0.1,0.1 --schema {schema} --out runs/first",
+            names.join(" ")
+        ),
+        false => format!(
+            "no column looks like a label: make it again with --label NAME, or give one kind = \"label\" in {schema}"
+        ),
+    })
 }
 
 /// A word as a shell reads it: in quotes where it has to be.

@@ -32,6 +32,8 @@ pub(crate) struct Columnar {
     pub lists: Vec<bool>,
     /// Names of those that hold texts.
     pub texts: Vec<String>,
+    /// What those hold of which no column can be made: structures, maps, lists of lists.
+    pub odd: Vec<Option<String>>,
     batches: Batches,
     /// Rows that came before.
     rows: u64,
@@ -117,7 +119,12 @@ impl Columnar {
         let lists = schema.fields().iter().map(|f| is_list(f.data_type())).collect();
         let texts =
             schema.fields().iter().filter(|f| is_text(f.data_type())).map(|f| f.name().clone()).collect();
-        Columnar { names, lists, texts, batches, rows: 0 }
+        let odd = schema
+            .fields()
+            .iter()
+            .map(|f| is_odd(f.data_type()).then(|| f.data_type().to_string()))
+            .collect();
+        Columnar { names, lists, texts, odd, batches, rows: 0 }
     }
 
     /// The next batch, with the number of rows that came before it.
@@ -179,6 +186,14 @@ fn is_list(kind: &DataType) -> bool {
     items_of(kind).is_some()
 }
 
+/// Whether no column can be made of such values.
+fn is_odd(kind: &DataType) -> bool {
+    match kind {
+        DataType::Struct(_) | DataType::Map(..) | DataType::Union(..) | DataType::RunEndEncoded(..) => true,
+        _ => items_of(kind).is_some_and(|k| items_of(k).is_some() || is_odd(k)),
+    }
+}
+
 /// Whether a column holds texts, or lists of them.
 fn is_text(kind: &DataType) -> bool {
     match kind {
@@ -212,6 +227,15 @@ fn text_of(array: &ArrayRef, whole: bool) -> Result<LargeStringArray, String> {
     };
     // the shortest digits that say a float, as other programs write it
     let text: LargeStringArray = match array.data_type() {
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            bytes_of(&array)?
+        }
+        // zones are not known here: the instant, in UTC
+        DataType::Timestamp(unit, Some(_)) => {
+            let data = array.to_data().into_builder().data_type(DataType::Timestamp(*unit, None));
+            let plain = arrow_array::make_array(data.build().map_err(|e| e.to_string())?);
+            cast(&plain, &DataType::LargeUtf8)?.as_string::<i64>().clone()
+        }
         DataType::Float32 => {
             array.as_primitive::<Float32Type>().iter().map(|v| v.map(|v| format!("{v:?}"))).collect()
         }
@@ -231,6 +255,23 @@ fn text_of(array: &ArrayRef, whole: bool) -> Result<LargeStringArray, String> {
         _ => Some(t.to_string()),
     };
     Ok(text.iter().map(|t| t.and_then(value)).collect())
+}
+
+/// The texts of bytes: themselves where they are UTF-8, else their hexadecimal digits.
+fn bytes_of(array: &ArrayRef) -> Result<LargeStringArray, String> {
+    let fixed = matches!(array.data_type(), DataType::FixedSizeBinary(_));
+    let array = match fixed {
+        true => Arc::clone(array),
+        false => arrow_cast::cast(array, &DataType::LargeBinary).map_err(|e| e.to_string())?,
+    };
+    let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_string(),
+        Err(_) => bytes.iter().map(|b| format!("{b:02x}")).collect(),
+    };
+    Ok(match fixed {
+        true => array.as_fixed_size_binary().iter().map(|v| v.map(text)).collect(),
+        false => array.as_binary::<i64>().iter().map(|v| v.map(text)).collect(),
+    })
 }
 
 /// The numbers of an array. Of 32 bits they are what their text says: 0.1 is the 0.1 of other files.

@@ -142,6 +142,19 @@ pub fn resolve(head: &[u8], o: &FormatOptions) -> Result<Format, String> {
             trim: o.trim,
         })
     };
+    let as_text = matches!(o.format, FormatName::Criteo | FormatName::Csv | FormatName::Tsv);
+    let told = [(&b"PAR1"[..], "Parquet"), (b"ARROW1", "Arrow IPC"), (&[0xff; 4], "Arrow IPC")];
+    if let Some((_, kind)) = told.iter().find(|(magic, _)| as_text && head.starts_with(magic)) {
+        return Err(format!(
+            "is {kind}, but is to be read as text: --format auto (eval, predict), or --set data.format=auto"
+        ));
+    }
+    let wide = head.starts_with(b"\xff\xfe") || head.starts_with(b"\xfe\xff");
+    if wide && !head.starts_with(&[0xff; 4]) && o.encoding.is_empty() {
+        return Err(
+            "is UTF-16 text; say so: --set data.encoding=utf-16 (eval, predict: --encoding utf-16)".into()
+        );
+    }
     Ok(match o.format {
         FormatName::Criteo => Format::Delimited(Delimited::CRITEO),
         FormatName::Csv => text(guess_delimiter(head, o).unwrap_or(b','), None),
@@ -281,6 +294,9 @@ mod tests {
         assert_eq!(delimiter("12:30,5\n12:45,7\n"), b',');
         assert_eq!(auto("PAR1...."), Ok(Format::Parquet));
         assert_eq!(auto("ARROW1\0\0"), Ok(Format::Arrow { stream: false }));
+        let csv = FormatOptions { format: FormatName::Csv, ..Default::default() };
+        assert!(resolve(b"PAR1....", &csv).unwrap_err().contains("is Parquet, but"));
+        assert!(resolve(b"\xff\xfea\0,\0", &csv).unwrap_err().contains("encoding utf-16"));
         assert!(auto("one word\nanother, here\nthird\n").unwrap_err().contains("set data.format"));
         let o = FormatOptions { format: FormatName::Csv, delimiter: Some(b':'), ..Default::default() };
         assert!(matches!(resolve(b"a:b\n", &o), Ok(Format::Delimited(Delimited { delimiter: b':', .. }))));

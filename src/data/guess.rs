@@ -66,12 +66,22 @@ impl ColumnSurvey {
         } else if self.dates == present {
             self.warnings.push("dates; for --split-by time".into());
             "ignore"
-        } else if self.numbers == present && self.whole < present {
+        } else if self.numbers == present
+            && self.whole < present
+            && !(self.integral == present && is_id(&self.name))
+        {
             "numeric"
-        } else if self.whole == present {
+        } else if self.integral == present {
             let (kind, reason) = self.guess_whole(named && !is_generic(&self.name));
             self.warnings.extend(reason);
             kind
+        } else if self.commas > 0 && self.commas + self.numbers == present {
+            self.warnings.push(
+                "numbers with commas: write them with a decimal point and without commas between thousands, or, if each is a \
+                 list, say kind = \"list\""
+                    .into(),
+            );
+            "ignore"
         } else if self.separated * 4 > present && self.separator.is_some() {
             "list"
         } else if self.distinct as f64 > 0.9 * present as f64 && self.distinct > 100 {

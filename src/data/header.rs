@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::delimited::Record;
 use super::error::quoted;
 use super::format::Delimited;
-use super::number::{parse_number, spaced_number};
+use super::number::{means_missing, parse_number, spaced_number};
 use super::plan::{listed, missing_columns};
 use super::schema::Schema;
 use super::value::{Form, boolean};
@@ -57,6 +57,19 @@ pub(crate) fn first_record(first: &[Vec<u8>], rest: &[&[Vec<u8>]]) -> First {
             return First::Header("its names are 0, 1, 2, …, over columns of something else");
         }
     }
+    // numbers may be names as well, of years say; but a text over numbers is a name
+    let over_numbers = |j: usize| {
+        let name = &first[j];
+        let text = !name.is_empty() && !number(name) && !means_missing(name);
+        text && column(j).next().is_some() && column(j).all(|v| number(v))
+    };
+    let index = first.len() > 2 && named.len() < first.len();
+    if index && named.iter().enumerate().all(|(i, v)| *v == i.to_string().as_bytes()) {
+        return First::Header("its names are 0, 1, 2, … behind pandas' index");
+    }
+    if (0..first.len()).any(over_numbers) && named.iter().all(|v| !v.trim_ascii().is_empty()) {
+        return First::Header("a column of numbers has a name");
+    }
     if named.is_empty() || named.iter().any(|v| v.trim_ascii().is_empty()) {
         return First::Row("a column would have no name");
     }
@@ -64,18 +77,7 @@ pub(crate) fn first_record(first: &[Vec<u8>], rest: &[&[Vec<u8>]]) -> First {
         return First::Row("it has numbers");
     }
     if named.iter().any(|v| !seen.insert(v.trim_ascii())) {
-        // two columns of one name are for the user to mend, if they are names
-        let twice = (0..first.len()).any(|j| column(j).next().is_some() && column(j).all(|v| number(v)));
-        return if twice {
-            First::Header("columns of numbers have names")
-        } else {
-            First::Row("a value stands twice")
-        };
-    }
-    if (0..first.len())
-        .any(|j| !first[j].is_empty() && column(j).next().is_some() && column(j).all(|v| number(v)))
-    {
-        return First::Header("a column of numbers has a name");
+        return First::Row("a value stands twice");
     }
     if named.len() < first.len() {
         return First::Header("only the first column has no name: pandas' index");
@@ -97,8 +99,15 @@ pub(crate) fn first_record(first: &[Vec<u8>], rest: &[&[Vec<u8>]]) -> First {
 /// never comes again is unlikely (Good and Turing: as likely as the share of values that occur once). `None` where
 /// that says nothing.
 fn stranger(first: &[Vec<u8>], columns: &[usize], rest: &[&[Vec<u8>]]) -> Option<bool> {
+    match chance_of(first, columns, rest) {
+        None => Some(false),
+        Some(chance) => (chance <= UNLIKELY).then_some(true),
+    }
+}
+
+/// How likely it is that none of a row's values in some columns comes again; `None` where one does.
+fn chance_of(first: &[Vec<u8>], columns: &[usize], rest: &[&[Vec<u8>]]) -> Option<f64> {
     let mut chance = 1.0;
-    let mut again = false;
     for &j in columns {
         let mut counts: HashMap<&[u8], u32> = HashMap::new();
         rest.iter().filter_map(|r| r.get(j)).for_each(|v| *counts.entry(v).or_default() += 1);
@@ -107,13 +116,12 @@ fn stranger(first: &[Vec<u8>], columns: &[usize], rest: &[&[Vec<u8>]]) -> Option
             continue;
         }
         if counts.contains_key(&first[j][..]) {
-            again = true;
-        } else {
-            let once = counts.values().filter(|&&n| n == 1).count();
-            chance *= (once as f64 + 0.5) / (f64::from(all) + 1.0);
+            return None;
         }
+        let once = counts.values().filter(|&&n| n == 1).count();
+        chance *= (once as f64 + 0.5) / (f64::from(all) + 1.0);
     }
-    if again { Some(false) } else { (chance <= UNLIKELY).then_some(true) }
+    Some(chance)
 }
 
 /// Whether texts look like names, and one is such as a label or an id has.
@@ -154,7 +162,7 @@ pub(crate) fn read_header(
                 first.line,
                 format!(
                     "its first row is {shown}, expected a header with the names of columns such as {}; correct the names, or say \
-                     that the file has none: --header no (data.header = \"no\")",
+                     that the file has none: --header no (or --set data.header=no)",
                     listed(&like)
                 ),
             ))
@@ -165,10 +173,19 @@ pub(crate) fn read_header(
             first.line,
             format!(
                 "its first row {shown} has the columns' names, but the files are said to have no header; say that this one has: \
-                 --header yes (data.header = \"yes\")"
+                 --header yes (or --set data.header=yes)"
             ),
         )),
-        Some(false) => without(schema, first, &shown).map(|()| None),
+        Some(false) => match surely_names(schema, records) {
+            Some(why) => Err((
+                first.line,
+                format!(
+                    "its first row {shown} looks like a header ({why}), but the files are said to have none; take that row out, or \
+                     name the columns as the schema does and say --header yes (or --set data.header=yes)"
+                ),
+            )),
+            None => without(schema, first, &shown).map(|()| None),
+        },
         None if known > 0 && known == needed.len() => Ok(Some(names)),
         None => match row_of(schema, records) {
             _ if known == 0 && schema.file.is_empty() => without(schema, first, &shown).map(|()| None),
@@ -178,7 +195,7 @@ pub(crate) fn read_header(
                 first.line,
                 format!(
                     "its first row {shown} looks like a header ({why}), but {}; correct the names, or say that it is a row: \
-                     --header no (data.header = \"no\")",
+                     --header no (or --set data.header=no)",
                     missing().1
                 ),
             )),
@@ -193,11 +210,33 @@ pub(crate) fn read_header(
                 Err((
                     first.line,
                     format!(
-                        "it cannot be told whether its first row {shown} is a header; say so: --header yes or --header no (data.header)"
+                        "it cannot be told whether its first row {shown} is a header; say so: --header yes or --header no (or --set data.header=…)"
                     ),
                 ))
             }
         },
+    }
+}
+
+/// Whether the first row of a file that is said to have no header is one beyond doubt: no number where there are but
+/// numbers below, or texts that never come again.
+fn surely_names(schema: &Schema, records: &[Record]) -> Option<&'static str> {
+    let (first, rest) = (&records[0].values, &records[1..]);
+    let rest: Vec<&[Vec<u8>]> = rest.iter().map(|r| &r.values[..]).collect();
+    if first.iter().any(|v| v.is_empty() || number(v) || means_missing(v)) || rest.len() < 3 {
+        return None;
+    }
+    let column = |j: usize| rest.iter().filter_map(move |r| r.get(j)).filter(|v| !v.is_empty());
+    let numbers = (0..first.len()).filter(|&j| column(j).next().is_some() && column(j).all(|v| number(v)));
+    match numbers.count() {
+        0 => {
+            let all: Vec<usize> = (0..first.len()).collect();
+            let rule = schema.label.positive.as_ref().is_none_or(|r| !r.is_numeric());
+            (rule && chance_of(first, &all, &rest).is_some_and(|c| c < 1e-4))
+                .then_some("its values never come again below")
+        }
+        1 if first.len() > 1 => None,
+        _ => Some("texts over numbers"),
     }
 }
 
@@ -314,10 +353,17 @@ mod tests {
     #[test]
     fn headers_that_people_have() {
         let body: String = (0..60).map(|i| format!("{i},{},u{},{}.5\n", i % 2, i % 7, i)).collect();
-        for header in [",click,user,x\n", "Unnamed: 0,click,user,x\n", "id, click ,user,x\n", "a,b,b,x\n"] {
+        for header in [
+            ",click,user,x\n",
+            "Unnamed: 0,click,user,x\n",
+            "id, click ,user,x\n",
+            "a,b,b,x\n",
+            "id,2019,2020,x\n",
+        ] {
             assert!(names(&format!("{header}{body}")), "{header}");
         }
         assert_eq!(told(&body), First::Row("it has numbers"));
+        assert!(matches!(told("NA,1,u1\n2,0,u1\n3,1,u2\n"), First::Row(_)), "a missing number is no name");
         assert!(names(&format!("0,1,2,3\n{body}")), "names that are counted");
         let text: String =
             (0..60).map(|i| format!("{},u{},c{}\n", ["no", "yes"][i % 2], i % 7, i % 3)).collect();

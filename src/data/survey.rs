@@ -34,6 +34,12 @@ pub struct ColumnSurvey {
     pub numbers: u64,
     /// Rows with a whole number.
     pub whole: u64,
+    /// Rows with a number without a fraction, however it is written: 35.0.
+    #[serde(skip)]
+    pub(super) integral: u64,
+    /// Rows with a number that has commas: decimal ones, or between thousands.
+    #[serde(skip)]
+    pub(super) commas: u64,
     /// Rows with a date.
     pub dates: u64,
     /// Least and greatest number.
@@ -114,6 +120,7 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     let mut source = source.clone();
     source.read = ReadOptions { policy: RowPolicy::Skip, labels: Labels::Optional };
     // lists: which columns hold them, in a columnar file
+    let mut odd: Vec<(String, String)> = vec![];
     let (names, (header, rule), lists) = match &shape {
         Format::Delimited(d) if d.criteo => {
             // as any other text, so that each column is looked at
@@ -160,12 +167,14 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
         Format::Parquet => {
             let file = super::columnar::Columnar::parquet(&source.places[0], |_| true)?;
-            (file.names, (true, "the file names its columns"), file.lists)
+            let (names, lists) = usable(file, &mut odd);
+            (names, (true, "the file names its columns"), lists)
         }
         #[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
         Format::Arrow { stream } => {
             let file = super::columnar::Columnar::arrow(&source.places[0], *stream)?;
-            (file.names, (true, "the file names its columns"), file.lists)
+            let (names, lists) = usable(file, &mut odd);
+            (names, (true, "the file names its columns"), lists)
         }
         #[cfg(not(all(feature = "formats", not(target_arch = "wasm32"))))]
         _ => return Err(fail("is columnar, which this build does not read".into())),
@@ -230,6 +239,13 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
         column.guess(named);
         column.find_long_cells();
     }
+    columns.extend(odd.into_iter().map(|(name, kind)| ColumnSurvey {
+        name,
+        kind: "ignore",
+        rows,
+        warnings: vec![format!("holds {kind}, of which no column can be made")],
+        ..Default::default()
+    }));
     let mut survey = Survey {
         format: shape.describe(),
         header,
@@ -250,17 +266,43 @@ pub fn survey(source: &Source, most: u64, label: Option<&str>) -> Result<Survey,
     Ok(survey)
 }
 
+/// Names of the columns that can be used, and whether they hold lists; the others, with what they hold, go to `odd`.
+#[cfg(all(feature = "formats", not(target_arch = "wasm32")))]
+fn usable(file: super::columnar::Columnar, odd: &mut Vec<(String, String)>) -> (Vec<String>, Vec<bool>) {
+    let (mut names, mut lists) = (vec![], vec![]);
+    for ((name, list), kind) in file.names.into_iter().zip(file.lists).zip(file.odd) {
+        match kind {
+            Some(kind) => odd.push((name, kind)),
+            None => {
+                names.push(name);
+                lists.push(list);
+            }
+        }
+    }
+    (names, lists)
+}
+
 /// What is said where names could not be told from a row.
 const UNCLEAR: &str = "nothing tells names from a row; where the first row has names: --set data.header=yes";
 
 /// Whether every field but the first of a line begins with a blank: what stands between fields is more than the delimiter.
 fn blank_after_delimiters(records: &[super::delimited::Record], delimiter: u8) -> bool {
-    let fields = || records.iter().flat_map(|r| r.values.iter().skip(1));
+    // names may stand without
+    let fields = || records.iter().skip(1).flat_map(|r| r.values.iter().skip(1));
     !matches!(delimiter, b'\t' | b' ')
         && records.len() > 1
         && fields().next().is_some()
         && fields().all(|v| v.is_empty() || v.starts_with(b" "))
         && fields().any(|v| !v.is_empty())
+}
+
+/// Whether a text is a number but for commas: one in front of decimals, or one every three digits.
+fn has_number_commas(value: &[u8]) -> bool {
+    let digits = value.strip_prefix(b"-").unwrap_or(value);
+    let groups: Vec<&[u8]> = digits.split(|&b| b == b',').collect();
+    groups.len() > 1
+        && groups.iter().all(|g| !g.is_empty() && g.iter().all(u8::is_ascii_digit))
+        && (groups.len() == 2 || groups[1..].iter().all(|g| g.len() == 3))
 }
 
 const ENCODING: Encoding = Encoding::Vocabulary { min_count: 1, max_size: None };
@@ -301,11 +343,13 @@ impl ColumnSurvey {
         if let Some(v) = number {
             self.numbers += 1;
             self.whole += u64::from(v.fract() == 0.0 && !value.contains(&b'.'));
+            self.integral += u64::from(v.fract() == 0.0);
             let range = self.range.get_or_insert([v, v]);
             *range = [range[0].min(v), range[1].max(v)];
         } else if time_of(value).is_some() {
             self.dates += 1;
         }
+        self.commas += u64::from(number.is_none() && has_number_commas(value));
         let separators = ['|', ';', ','];
         if number.is_none()
             && let Some(s) = separators.into_iter().find(|s| value.contains(&(*s as u8)))
@@ -331,7 +375,8 @@ impl ColumnSurvey {
 impl ColumnSurvey {
     /// Follows a count of the rows: each one more than the one before, or from the first on anew.
     fn count_rows(&mut self, number: Option<f64>) {
-        let Some(v) = number.filter(|v| v.fract() == 0.0) else {
+        // beyond 2^53 a float has no next whole number
+        let Some(v) = number.filter(|v| v.fract() == 0.0 && v.abs() < 9e15) else {
             self.restarts = None;
             return;
         };
@@ -363,7 +408,7 @@ impl Survey {
         most: u64,
     ) -> Result<(), DataError> {
         let Some(at) = self.columns.iter().position(|c| c.name == label) else { return Ok(()) };
-        let width = self.columns.len();
+        let width = schema.categorical.len();
         let mut equal = vec![true; width];
         let (mut rows, mut positives) = (0u64, 0u64);
         let mut reader = source.open(schema)?;

@@ -10,7 +10,7 @@ pub const MAX_STREAMS: usize = 8;
 /// Most streams for which the CPU has code of their own, several values at once: a page's module has to stay small.
 pub const FAST_STREAMS: usize = if cfg!(target_arch = "wasm32") { 4 } else { MAX_STREAMS };
 
-/// Calls `$f::<N>(…)` with the constant `N` equal to `$n`.
+/// Calls `$f::<N>(…)` with the constant `N` equal to `$n`, which in a page is [`FAST_STREAMS`] at most.
 #[macro_export]
 macro_rules! by_streams {
     ($n:expr, $($f:ident)::+ ($($a:expr),* $(,)?)) => {
@@ -19,9 +19,13 @@ macro_rules! by_streams {
             2 => $($f)::+::<2>($($a),*),
             3 => $($f)::+::<3>($($a),*),
             4 => $($f)::+::<4>($($a),*),
+            #[cfg(not(target_arch = "wasm32"))]
             5 => $($f)::+::<5>($($a),*),
+            #[cfg(not(target_arch = "wasm32"))]
             6 => $($f)::+::<6>($($a),*),
+            #[cfg(not(target_arch = "wasm32"))]
             7 => $($f)::+::<7>($($a),*),
+            #[cfg(not(target_arch = "wasm32"))]
             8 => $($f)::+::<8>($($a),*),
             n => unreachable!("the shape rule allows 1 to 8 streams, not {n}"),
         }

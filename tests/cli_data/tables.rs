@@ -220,6 +220,44 @@ fn schema_knows_tables_as_people_have_them() {
     assert!(schema(&all, &[]).contains("header = \"no\""));
 }
 
+/// A file with a header is not read by a run without, rows and all; large ids are no row numbers; floats are ids where the
+/// name says so; decimal commas are no lists.
+#[test]
+fn what_looks_like_something_else_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.csv");
+    let mut state = 11;
+    let schema = |text: String| {
+        std::fs::write(&file, text).unwrap();
+        ok(&["schema", s(&file)])
+    };
+    let mut rows = |make: &mut dyn FnMut(&mut u64) -> String, head: &str| {
+        (0..300).fold(format!("{head}\n"), |t, _| t + &make(&mut state) + "\n")
+    };
+    let large = rows(&mut |st| format!("{},{}", draw(st, 2), (1u64 << 60) + draw(st, 100)), "click,thing");
+    assert!(!schema(large).contains("in order"), "random ids");
+    let floats =
+        rows(&mut |st| format!("{},{}.0,{}", draw(st, 2), draw(st, 40), draw(st, 9)), "click,user_id,n");
+    assert!(schema(floats).contains("numbers that look like ids"));
+    let years =
+        rows(&mut |st| format!("{},{},{}", draw(st, 2), draw(st, 900), draw(st, 900)), "label,2019,2020");
+    assert!(schema(years).contains("name = \"2019\""));
+    let commas = rows(&mut |st| format!("{};{},{}5", draw(st, 2), draw(st, 90), draw(st, 9)), "click;price");
+    assert!(schema(commas).contains("numbers with commas"));
+    std::fs::write(&file, b"\xff\xfec\0l\0i\0c\0k\0\n\0").unwrap();
+    fails(&["schema", s(&file)], &["UTF-16", "data.encoding=utf-16"]);
+
+    let bare: String = visits(3, 400).iter().map(|r| r.join(",") + "\n").collect();
+    std::fs::write(dir.path().join("a.toml"), VISITS).unwrap();
+    std::fs::write(dir.path().join("bare.csv"), &bare).unwrap();
+    let run = trained(dir.path(), &dir.path().join("bare.csv"), &dir.path().join("a.toml"), &[]);
+    std::fs::write(&file, format!("antwort,wer,wo\n{bare}")).unwrap();
+    fails(
+        &["predict", s(&run), "--data", s(&file), "--out", "-"],
+        &["looks like a header", "take that row out"],
+    );
+}
+
 /// Advice that can be followed, in one step.
 #[test]
 fn messages_lead_to_the_change() {

@@ -335,6 +335,9 @@ fn residual(r: &mut Reader<'_>, c: &mut ResidualConfig) -> Result<(), ConfigErro
 fn data(r: &mut Reader<'_>, c: &mut DataConfig) -> Result<(), ConfigError> {
     r.read("format", &mut c.format)?;
     r.read("delimiter", &mut c.delimiter)?;
+    if c.delimiter == "tab" {
+        c.delimiter = "\t".into();
+    }
     r.read("quote", &mut c.quote)?;
     if let Some(header) = r.get::<HeaderWord>("header")? {
         c.header = header.0;
