@@ -310,8 +310,8 @@ proptest! {
             }
             w.into_inner().unwrap()
         };
-        // a large float has lost what the whole number said
-        let lossy = how == 5 && NAMES[at] == "big";
+        // a large float has lost what the whole number said; a float of 32 bits in 64 has digits that its text has not
+        let lossy = how == 5 && matches!(NAMES[at], "big" | "price");
         match load(&options(&bytes), &encoder) {
             Ok(got) if lossy => prop_assert_eq!(got.rows.len(), rows.len()),
             Ok(got) => {
