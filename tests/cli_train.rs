@@ -95,7 +95,10 @@ fn train_eval_predict() {
     std::fs::write(&weights, &good).unwrap();
     let config = std::fs::read_to_string(run.join("config.toml")).unwrap();
     std::fs::write(run.join("config.toml"), config.replace("width = 8", "width = 4")).unwrap();
-    fails(&["eval", s(&run), "--data", s(&valid), "--device", "cpu"], &["shape"]);
+    fails(
+        &["eval", s(&run), "--data", s(&valid), "--device", "cpu"],
+        &["model.width = 4", "trained with model.width = 8"],
+    );
 }
 
 #[test]
