@@ -151,9 +151,11 @@ fn four_processes_on_real_rows() {
     if !job.train.exists() {
         return println!("SKIP: no rows in {} (set BIRKHOFF_DATA)", data.display());
     }
-    let one = job.alone("one", &["train.batch=256"]);
+    // with standardised logarithms a gradient near zero comes up at the ninth step, whose rounding AdamW makes a step of
+    let sets = |batch| [batch, "data.standardize_log=false"];
+    let one = job.alone("one", &sets("train.batch=256"));
     let four = Run(job.path("four"));
-    let (code, err) = job.launch(&["--nproc", "4"], &job.training(&four.0, &["train.batch=64"])).end();
+    let (code, err) = job.launch(&["--nproc", "4"], &job.training(&four.0, &sets("train.batch=64"))).end();
     assert_eq!(code, Some(0), "{err}");
     four.assert_near(&one, 1e-5, "4 processes on real rows");
 }

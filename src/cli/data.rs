@@ -174,7 +174,11 @@ pub fn open(
     let mut train = source(train_places, &cfg.data, &schema, policy, Labels::Required)?;
     // decided once: the validation rows, and whatever is scored, are read likewise
     let header = train.open(&schema)?.header();
-    train.format.header = train.format.header.or(header);
+    train.decided = header;
+    if known.is_some() && header == Some(true) {
+        // what the first file had, not what was said of each
+        train.format.header = None;
+    }
     train.witness = Some(Witness::default());
     let decided = known.as_ref().filter(|k| k.encoder.is_some() || k.split.is_some());
     let split = match (decided, args.split.as_deref()) {
@@ -216,7 +220,10 @@ pub fn open(
         None => {
             let (places, valid_spool) = places(&args.valid)?;
             let mut valid = source(places, &cfg.data, &schema, policy, Labels::Required)?;
-            valid.format.header = valid.format.header.or(header);
+            valid.decided = header;
+            if header == Some(true) {
+                valid.format.header = None;
+            }
             valid.witness = train.witness.clone();
             keep(valid_spool);
             valid

@@ -138,12 +138,14 @@ fn names_say_so(first: &[Vec<u8>]) -> bool {
 }
 
 /// The names in the first record, if it is a header; `None` if the file has none and the schema knows its columns.
-/// `labelled`: rows must have labels. The error is a line and what is wrong.
+/// `labelled`: rows must have labels; `decided`: what the first of several files showed. The error is a line and what is
+/// wrong.
 pub(crate) fn read_header(
     schema: &Schema,
     format: &Delimited,
     records: &[Record],
     labelled: bool,
+    decided: Option<bool>,
 ) -> Result<Option<Vec<String>>, (u64, String)> {
     let Some(first) = records.first() else { return Ok(None) };
     let names = names_of(&first.values, Some(schema));
@@ -155,7 +157,17 @@ pub(crate) fn read_header(
     let known = needed.iter().filter(|n| there.contains(**n)).count();
     let shown = quoted(&first.values.join(&format.delimiter));
     let missing = || (first.line, missing_columns(&names, &needed).unwrap_or_default());
-    match format.header {
+    // beside a file with a header one without is read where its first row is a row beyond doubt
+    let row = || {
+        known == 0
+            && first.values.len() == schema.file.len()
+            && matches!(row_of(schema, records), First::Row(_))
+    };
+    let header = match (format.header, decided) {
+        (None, Some(true)) if row() => Some(false),
+        (said, decided) => said.or(decided),
+    };
+    match header {
         Some(true) if known == 0 && !needed.is_empty() => {
             let like: Vec<String> = needed.iter().take(3).map(|n| n.to_string()).collect();
             Err((

@@ -71,6 +71,8 @@ pub struct Source {
     pub passed: Vec<String>,
     /// Bytes of a block of text, about.
     pub block: usize,
+    /// Whether files have a header, as the first one of those that are read together showed.
+    pub decided: Option<bool>,
     /// Where the files must stay as they are, who remembers them.
     pub witness: Option<Witness>,
 }
@@ -78,7 +80,16 @@ pub struct Source {
 impl Source {
     /// All rows of these files.
     pub fn new(places: Vec<Place>, format: FormatOptions, read: ReadOptions) -> Source {
-        Source { places, format, read, split: None, passed: vec![], block: BLOCK_BYTES, witness: None }
+        Source {
+            places,
+            format,
+            read,
+            split: None,
+            passed: vec![],
+            block: BLOCK_BYTES,
+            decided: None,
+            witness: None,
+        }
     }
 
     /// One file of Criteo's format.
@@ -199,7 +210,7 @@ impl Reader {
     /// Whether files of text have a header, once one has been opened.
     pub fn header(&self) -> Option<bool> {
         match self.formats.iter().any(|f| matches!(f, Format::Delimited(d) if !d.criteo)) {
-            true => self.source.format.header,
+            true => self.source.format.header.or(self.source.decided),
             false => None,
         }
     }
@@ -322,11 +333,11 @@ impl Reader {
             return Err(columns(1, "is not Criteo's log, the only format that a page reads".into()));
         } else {
             let labelled = self.source.read.labels == Labels::Required;
-            let header = read_header(&self.schema, &format, &records, labelled);
+            let header = read_header(&self.schema, &format, &records, labelled, self.source.decided);
             let header = header.map_err(|(line, p)| columns(line, p))?;
             // decided once, for all files
             if !records.is_empty() {
-                self.source.format.header = Some(header.is_some());
+                self.source.decided.get_or_insert(header.is_some());
             }
             header
         };

@@ -81,11 +81,10 @@ fn files_with_and_without_a_header_read_alike() {
         v
     };
     assert_eq!(strip(rows(&bare, &schema()).unwrap()), strip(rows(&headed, &schema()).unwrap()));
-    // several files are of one kind, which the first decides
+    // of several files the first decides
     let mut both = headed.clone();
     both.places.extend(bare.places.clone());
-    let text = rows(&both, &schema()).unwrap_err().to_string();
-    assert!(text.contains("expected a header") && text.contains("--header no"), "{text}");
+    assert_eq!(rows(&both, &schema()).unwrap().len(), 6, "rows beyond doubt");
     both.places.rotate_left(1);
     let text = rows(&both, &schema()).unwrap_err().to_string();
     assert!(text.contains("has the columns' names") && text.contains("--header yes"), "{text}");
